@@ -95,11 +95,6 @@ def recompute_of(given: Mapping[str, Any]) -> "RecomputePass | None":
             f"{said[0]} and --pipeline both say what runs",
             do=f"write recompute{{budget=0.5}} into the pipeline, after localize, and leave out {said[0]}",
         )
-    if given.get("micro_batches", 1) != 1:
-        raise IrparError(
-            f"{said[0]} does not look into the loop over micro-batches",
-            do=f"leave out {said[0]}, or leave out --micro-batches and give a model with smaller batches",
-        )
     if given["out"].suffix == ".onnx":
         do = f"give a folder, or leave out {said[0]}"
         raise IrparError("an .onnx file leaves the order, and so what is held, to who runs it", do=do)

@@ -7,10 +7,11 @@ from typing import Literal
 
 from irpar.analysis.gathers import gathered
 from irpar.analysis.memory.liveness import peak
-from irpar.analysis.recompute import RecomputeError, Solution, TooSmallError, TrainingGraph, simulate, solve
+from irpar.analysis.recompute import Found, Part, RecomputeError, TrainingGraph, solve_parts
 from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.recompute.matching import names_of, schedule_without
 from irpar.analysis.recompute.of_program import Program, of_program
+from irpar.analysis.recompute.parts import Schedules
 from irpar.analysis.recompute.rewriting import write
 from irpar.globs import matching_names
 from irpar.ir import Graph, Module
@@ -39,7 +40,8 @@ class Recompute(Pass):
     Before: local view, the order that of execution. After: the same values, bit for bit, in the same order; what is
     computed again stands just before the new node that needs it, in all programs alike, with communication among it in
     equal order on all ranks. With a budget no rank holds more, which later passes keep: it is the module's memory limit
-    then. All that counts is the peak of the whole step, as `irpar.analysis.memory.liveness` has it.
+    then. All that counts is the peak of the whole step, as `irpar.analysis.memory.liveness` has it. Bodies share the
+    budget, such as that of the loop over micro-batches: see `irpar.analysis.recompute.parts`.
 
     Time is that of the network of the module, or where it knows none, of an H100, of the rank that takes longest.
     What draws random numbers runs once, but for counters, whose numbers repeat.
@@ -88,7 +90,10 @@ class Recompute(Pass):
             return PassResult(True, notes=(f"ranks hold {bytes_text(before)}, which fits",))
         after = peak_bytes(module)
         cost = sum(program.graph.cost for program in programs)
-        more = sum(simulate(each.graph, plan).cost for each, plan in zip(programs, schedules, strict=True)) - cost
+        parts = [_at_most([program]) for program in programs]
+        more = sum(
+            part.outcome(plan).cost - part.outcome(part.plain).cost for part, plan in zip(parts, schedules, strict=True)
+        )
         note = (
             f"{count_text(count, 'node')} computed again: ranks hold {bytes_text(after)} instead of "
             f"{bytes_text(before)}, for {100 * more / max(cost, 1):.1f} % more time"
@@ -127,9 +132,9 @@ class Recompute(Pass):
             return programs
         return [of_program(graph, costs.of_node, lambda node: False) for graph in module.graphs]
 
-    def _matched(self, module: Module, programs: Sequence[Program]) -> list[list[int]]:
+    def _matched(self, module: Module, programs: Sequence[Program]) -> list[Schedules]:
         """Schedules that save nothing of what matches."""
-        names = dict.fromkeys(name for graph in module.graphs for node in graph for name in names_of(node))
+        names = dict.fromkeys(name for graph in module.graphs for node in graph.walk() for name in names_of(node))
         chosen: set[str] = set()
         for pattern in self.match:
             found = matching_names(pattern, names)
@@ -141,43 +146,46 @@ class Recompute(Pass):
                     do="name a scope of the model, such as h.0/mlp, or a glob",
                 )
             chosen.update(found)
-        return [schedule_without(program, chosen) for program in programs]
+        return [[schedule_without(part, chosen) for part in program.parts] for program in programs]
 
     def _solved(
         self, module: Module, programs: Sequence[Program], budget: int
-    ) -> tuple[list[list[int]], tuple[str, ...]]:
+    ) -> tuple[list[Schedules], tuple[str, ...]]:
         """Schedules that fit; lines about them. Programs that are alike have one, which fits each."""
-        end = time.monotonic() + self.seconds
+        begin = time.monotonic()
+        end = begin + self.seconds
         if _are_alike(programs):
-            one = self._fitting([program.graph for program in programs], module.graphs, budget, end)
-            return [one.schedule] * len(programs), _facts(one)
-        found: list[Solution] = []
+            one = self._fitting(programs, module.graphs, budget, end)
+            return [one.schedules] * len(programs), _facts(one, time.monotonic() - begin)
+        found: list[Found] = []
         for place, (program, graph) in enumerate(zip(programs, module.graphs, strict=True)):
             now = time.monotonic()
             until = now + (end - now) / (len(programs) - place)
-            found.append(self._fitting([program.graph], [graph], budget, until))
-        return [each.schedule for each in found], _facts(max(found, key=lambda each: each.seconds))
+            found.append(self._fitting([program], [graph], budget, until))
+        slowest = max(found, key=lambda each: each.outcome.cost)
+        return [each.schedules for each in found], _facts(slowest, time.monotonic() - begin)
 
-    def _fitting(self, training: Sequence[TrainingGraph], graphs: Sequence[Graph], budget: int, end: float) -> Solution:
-        """A schedule after which no program holds more than a budget, by the liveness of the programs themselves.
+    def _fitting(self, programs: Sequence[Program], graphs: Sequence[Graph], budget: int, end: float) -> Found:
+        """Schedules after which no program holds more than a budget, by the liveness of the programs themselves.
 
         Args:
-            training: the training graphs of the programs, the same but for sizes.
-            graphs: the programs.
+            programs: the same but for sizes.
+            graphs: what they are of.
             budget: bytes.
             end: when to stop, by `time.monotonic`.
         """
-        whole = _at_most(training)
-        plain = list(range(len(whole.nodes)))
+        whole = _at_most(programs)
         least = max(peak(graph).total_bytes for graph in graphs)
         if least <= budget:
-            return Solution(plain, simulate(whole, plain), self.method, whole.cost, True, 0)
-        tried, begin = budget, time.monotonic()
+            outcome = whole.outcome(whole.plain)
+            return Found(whole.plain, outcome, self.method, outcome.cost, True)
+        tried = budget
         for _ in range(_MOST_TRIES):
-            found = self._tried(whole, tried, (end - time.monotonic()) * _TRY_SHARE)
-            held = max(_peak_after(graph, found.schedule) for graph in graphs)
+            now = time.monotonic()
+            found = solve_parts(whole, tried, self.method, now + (end - now) * _TRY_SHARE)
+            held = max(_peak_after(graph, found.schedules) for graph in graphs)
             if held <= budget:
-                return replace(found, seconds=time.monotonic() - begin)
+                return found
             least = min(least, held)
             if found.outcome.peak > tried:
                 break
@@ -188,16 +196,10 @@ class Recompute(Pass):
             do=f"give a budget of at least {least:,} bytes, or more seconds to search",
         )
 
-    def _tried(self, graph: TrainingGraph, budget: int, seconds: float) -> Solution:
-        """A schedule that fits a budget; the one that holds least where none was found."""
-        try:
-            return solve(graph, budget, self.method, seconds)
-        except TooSmallError as error:
-            return Solution(error.schedule, simulate(graph, error.schedule), self.method, None, False, seconds)
 
-
-def _at_most(graphs: Sequence[TrainingGraph]) -> TrainingGraph:
-    """Graphs that are the same but for sizes as one, of which each node has the most bytes and the most cost."""
+def _at_most(programs: Sequence[Program]) -> Part:
+    """Programs that are the same but for sizes as one, of which each node has the most bytes and the most cost."""
+    graphs = [program.graph for program in programs]
     nodes = [
         replace(
             each[0],
@@ -209,40 +211,45 @@ def _at_most(graphs: Sequence[TrainingGraph]) -> TrainingGraph:
         )
         for each in zip(*(graph.nodes for graph in graphs), strict=True)
     ]
-    return replace(graphs[0], nodes=tuple(nodes), fixed_mem=max(graph.fixed_mem for graph in graphs))
+    most: TrainingGraph = replace(graphs[0], nodes=tuple(nodes), fixed_mem=max(graph.fixed_mem for graph in graphs))
+    bodies = zip(*(program.bodies for program in programs), strict=True)
+    return Part(most, tuple((each[0][0], _at_most([body for _, body in each])) for each in bodies))
 
 
-def _peak_after(graph: Graph, schedule: Sequence[int]) -> int:
-    """What a program holds that runs as a schedule says."""
+def _peak_after(graph: Graph, schedules: Schedules) -> int:
+    """What a program holds that runs as schedules say."""
     trial = clone_graph(graph)
-    write(trial, of_program(trial, lambda node: 0, lambda node: False), schedule, 0)
+    write(of_program(trial, lambda node: 0, lambda node: False), schedules, 0)
     return peak(trial).total_bytes
 
 
 def _are_alike(programs: Sequence[Program]) -> bool:
-    """Whether programs are the same but for sizes, so that one schedule fits all."""
-    first = programs[0]
-    operators = [node and node.identity for node in first.nodes]
-    return all(
-        each.graph.edges == first.graph.edges and [node and node.identity for node in each.nodes] == operators
-        for each in programs[1:]
-    )
+    """Whether programs are the same but for sizes, so that the same schedules fit all."""
+    first = _shape(programs[0])
+    return all(_shape(each) == first for each in programs[1:])
 
 
-def _write(module: Module, programs: Sequence[Program], schedules: Sequence[Sequence[int]]) -> int:
+def _shape(program: Program) -> list[tuple[object, ...]]:
+    """What a program and its bodies compute, but for sizes."""
+    return [
+        (part.graph.edges, [node and node.identity for node in part.nodes], [place for place, _ in part.bodies])
+        for part in program.parts
+    ]
+
+
+def _write(module: Module, programs: Sequence[Program], schedules: Sequence[Schedules]) -> int:
     """Rewrite all programs; returns how many nodes of the one with most run again."""
     ids = [int_attribute(node, "id") for graph in module.graphs for node in graph.walk() if is_numbered(node)]
     first_id = max(ids, default=-1) + 1
-    planned = zip(module.graphs, programs, schedules, strict=True)
-    count = max(write(graph, program, schedule, first_id) for graph, program, schedule in planned)
+    count = max(write(program, plan, first_id) for program, plan in zip(programs, schedules, strict=True))
     if count:
         number_alike(module.graphs)
     return count
 
 
-def _facts(found: Solution) -> tuple[str, ...]:
-    """How good a schedule is."""
-    by = f"by {found.method}, in {found.seconds:.1f} s"
+def _facts(found: Found, seconds: float) -> tuple[str, ...]:
+    """How good schedules are."""
+    by = f"by {found.method}, in {seconds:.1f} s"
     if found.proven:
         return (f"{by}: nothing is faster, of what the search looks at",)
     if found.bound is None:

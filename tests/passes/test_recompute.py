@@ -148,6 +148,102 @@ def test_inference_programs_recompute_too() -> None:
     assert peak_bytes(module) <= peak_bytes(read(text)) * 0.75
 
 
+def in_loop(nodes: str, around: str = "", behind: str = "%z = Neg(%y) : f32[64]") -> str:
+    """A loop of three trips over micro-batches whose body has some nodes, the last of them %g, which is added up."""
+    return f"""
+mesh @m = ["tp"=2]
+graph local @g(%x: f32[3, 64] of [3, 64], %s: f32[64] of [64]) -> (%z) opset 21 ranks [0, 1] {{
+{around}
+  %y = Scan(%s, %x) {{body=graph @body(%t: f32[64], %i: f32[64]) -> (%t1) {{
+{nodes}
+    %t1 = Add(%t, %g) {{| phase=backward}} : f32[64]
+  }}, num_scan_inputs=1}} : f32[64]
+  {behind}
+}}
+"""
+
+
+LAYER = """
+    %a = Exp(%i) {| phase=forward} : f32[64] scope "layer"
+    %b = irpar.AllReduce(%a) {axes=["tp"], id=0, reduce="sum" | phase=forward} : f32[64] of [64] scope "layer"
+    %c = Tanh(%b) {| phase=forward} : f32[64]
+    %d = Tanh(%c) {| phase=forward} : f32[64]
+    %e = Mul(%d, %c) {| phase=backward} : f32[64]
+    %g = Mul(%e, %b) {| phase=backward} : f32[64]
+"""
+
+
+def test_what_matches_in_a_loop_is_computed_again_in_each_trip() -> None:
+    behind = '%z = irpar.AllReduce(%y) {axes=["tp"], id=1, reduce="sum"} : f32[64] of [64]'
+    module = run("recompute{match=layer}", in_loop(LAYER, behind=behind))
+    found = [(node.op_type, node.results[0].name, node.attributes.get("id")) for node in module.graph.walk()]
+    assert found == [
+        ("Scan", "y", None),
+        ("Exp", "a", None),
+        ("AllReduce", "b", 0),
+        ("Tanh", "c", None),
+        ("Tanh", "d", None),
+        ("Mul", "e", None),
+        ("Exp", "a.again", None),
+        ("AllReduce", "b.again", 1),
+        ("Mul", "g", None),
+        ("Add", "t1", None),
+        ("AllReduce", "z", 2),
+    ]
+    assert [value.name for value in module.graph.value("g").node.inputs] == ["e", "b.again"]  # type: ignore[union-attr]
+
+
+def deep(count: int) -> str:
+    """So many nodes in the forward pass of a body, all of whose results its backward pass reads."""
+    lines = [f"    %f{n} = Tanh(%f{n - 1}) {{| phase=forward}} : f32[64]" for n in range(1, count)]
+    lines += [f"    %b{n} = Mul(%b{n + 1}, %f{n}) {{| phase=backward}} : f32[64]" for n in reversed(range(count - 1))]
+    text = "\n".join(lines).replace("%f0 ", "%i ").replace("%f0)", "%i)").replace("%b0 ", "%g ")
+    return text.replace(f"%b{count - 1}", f"%f{count - 1}")
+
+
+@pytest.mark.parametrize("method", ["auto", "chain"])
+def test_a_budget_of_the_step_is_kept_in_its_loop(method: str) -> None:
+    before = read(in_loop(deep(10)))
+    whole = peak_bytes(before)
+    for later in ("", ",cse,simplify-collectives,fuse-communication,group-segments"):
+        module = clone_module(before)
+        run_pipeline(f"recompute{{budget=0.8, method={method}, seconds=5}}{later}", module)
+        assert module.memory_limit == int(whole * 0.8)
+        assert peak_bytes(module) <= module.memory_limit
+        assert "again" in str(module)
+
+
+def test_the_least_beside_a_loop_can_be_had() -> None:
+    # What is around the loop has to be computed again too: %v and %w are read behind it.
+    around = "  %w = Exp(%s) : f32[64]\n  %v = Neg(%w) : f32[64]"
+    before = read(in_loop(deep(6), around, "%u = Mul(%y, %w) : f32[64]\n  %z = Mul(%u, %v) : f32[64]"))
+    with pytest.raises(RecomputeError, match="at least") as error:
+        run_pipeline("recompute{budget=0.1, seconds=2}", clone_module(before))
+    least = int(str(error.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))
+    assert least < peak_bytes(before)
+    module = clone_module(before)
+    run_pipeline(f"recompute{{budget-gb={least / 1e9!r}, seconds=4}}", module)
+    assert peak_bytes(module) <= least
+    assert "v.again" in str(module) or "w.again" in str(module)
+
+
+def test_branches_are_recomputed_too() -> None:
+    text = f"""
+mesh @m = ["tp"=1]
+graph local @g(%x: f32[64] of [64], %on: bool[] of []) -> (%y) opset 21 ranks [0] {{
+  %y = If(%on) {{then_branch=graph @a() -> (%g) {{
+{deep(10).replace("%i", "%x")}
+  }}, else_branch=graph @b() -> (%n) {{
+    %n = Neg(%x) : f32[64]
+  }}}} : f32[64]
+}}
+"""
+    before = read(text)
+    module = clone_module(before)
+    run_pipeline("recompute{budget=0.7, seconds=5}", module)
+    assert peak_bytes(module) <= int(peak_bytes(before) * 0.7)
+
+
 REFUSED = [
     ("recompute", "recompute needs one of match, budget and budget-gb"),
     ("recompute{match=body, budget=0.5}", "recompute needs one of match, budget and budget-gb"),
@@ -325,7 +421,7 @@ def test_results_of_a_node_are_computed_again_together() -> None:
         schedule = on_demand(program.graph, held)
         outcome = simulation.simulate(program.graph, schedule)
         trial = clone_module(module)
-        count = write(trial.graph, of_program(trial.graph, lambda node: 10, lambda node: True), schedule, 0)
+        count = write(of_program(trial.graph, lambda node: 10, lambda node: True), [schedule], 0)
         assert count
         assert outcome.peak == peak_bytes(trial)
         assert outcome.cost == program.graph.cost + 10 * count

@@ -40,6 +40,31 @@ def test_a_run_has_the_same_losses(network: Path, tmp_path: Path, capsys: Captur
     assert losses[0] == losses[1] == losses[2]
 
 
+def test_the_loop_over_micro_batches_is_looked_into(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    data, losses = data_file(tmp_path), []
+    for out, options in (("plain", ()), ("match", ("--recompute", "*")), ("fits", ("--memory-budget", 1))):
+        code, printed, _ = train(capsys, network, out, "--micro-batches", 2, *options)
+        assert code == 0
+        assert ("computed again: ranks hold" in printed) == (out == "match")
+        metrics = tmp_path / f"{out}.jsonl"
+        assert call(capsys, "run", tmp_path / out, "--data", data, "--steps", 2, "--metrics", metrics)[0] == 0
+        losses.append([json.loads(line).get("loss") for line in metrics.read_text().splitlines()])
+    assert losses[0] == losses[1] == losses[2]
+    said = refused(
+        capsys,
+        "give a budget of at least",
+        "train",
+        network,
+        "-o",
+        tmp_path / "no",
+        "--micro-batches",
+        2,
+        "--memory-budget",
+        0.1,
+    )
+    assert "the least that was found holds" in said
+
+
 def test_a_budget_says_what_it_does(network: Path, tmp_path: Path, capsys: Capture) -> None:
     code, printed, _ = train(capsys, network, "out", "--memory-budget", 1)
     assert code == 0
@@ -64,8 +89,6 @@ def test_mistakes(network: Path, tmp_path: Path, capsys: Capture) -> None:
     for name, value in (("--recompute-method", "chain"), ("--recompute-seconds", 3)):
         refused(capsys, f"{name} without a budget", *given, name, value)
         refused(capsys, f"{name} without a budget", *given, *both[:2], name, value)
-    for option in (both[:2], both[2:], ("--memory-budget-gb", 1)):
-        refused(capsys, f"{option[0]} does not look into the loop", *given, *option, "--micro-batches", 2)
     onnx = ("train", network, "-o", tmp_path / "no.onnx", "--recompute", "*")
     refused(capsys, "an .onnx file leaves the order", *onnx)
     assert not (tmp_path / "no").exists()

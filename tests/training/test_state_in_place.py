@@ -1,6 +1,6 @@
 """State that a step of training replaces: it is written over, let go, and never half new."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import irpar
-from irpar.analysis.memory.liveness import held_bytes, roots_of, value_bytes
+from irpar.analysis.memory.liveness import held_bytes, nested_bytes, roots_of, value_bytes
 from irpar.analysis.memory.replaced import update_of, written_over
-from irpar.ir import Graph, Node
+from irpar.ir import Graph, Node, Value
 from irpar.pass_manager.default_pipeline import with_zero
 from irpar.runtime.engines.arrays import Arrays
 from irpar.runtime.engines.numpy import NumpyEngine
@@ -57,6 +57,7 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.held: dict[Node, int] = {}
+        """While the nodes of the graph run, and those of the bodies in it: the most in any trip."""
         self._rank: RankState | None = None
         compute, kernel = RankState.compute, Arrays.kernel
 
@@ -79,21 +80,37 @@ class Watch:
 
     def look_at(self, executor: Executor) -> Graph:
         """Note what rank 0 does of an executor's ranks."""
-        graph = self._graph = executor.parts[0].graph
-        self._roots, self._over = roots_of(graph), written_over(graph)
+        graph = executor.parts[0].graph
+        self._graphs = set(graph.graphs())
+        self._roots = {value: root for inner in self._graphs for value, root in roots_of(inner).items()}
+        self._over = written_over(graph)
         self._names = {value.source_name: value for value in graph.states}
         self._states = executor._held
         return graph
 
     def _note(self, node: Node, environment: Environment) -> None:
-        if self._rank is None or node.graph is not self._graph:
+        if self._rank is None or node.graph not in self._graphs:
             return
         of_session = self._states._held.get(1, {}).get(0, {})
         states = (self._names[name] for name in of_session)
         under = (self._over[into.result] for into in environment.into if into.result in self._over)
         values = set(chain(self._rank.held(), environment, node.results, states, under))
-        roots = {self._roots.get(value, value) for value in values if not value.is_constant}
-        self.held[node] = sum(map(value_bytes, roots))
+        roots = {self._root(value) for value in values if not value.is_constant}
+        self.held[node] = max(self.held.get(node, 0), sum(map(value_bytes, roots)))
+
+    def _root(self, value: Value) -> Value:
+        while value in self._roots:
+            value = self._roots[value]
+        return value
+
+
+def predicted(graph: Graph, around: int = 0) -> Iterator[tuple[Node, int]]:
+    """The bytes that are held while each node runs, those of bodies included: beside what is held around them."""
+    for node, held in held_bytes(graph):
+        if node is not None:
+            yield node, around + held
+            for body in node.nested_graphs():
+                yield from predicted(body, around + held - nested_bytes(node))
 
 
 @pytest.mark.parametrize(("name", "stage"), CASES)
@@ -106,12 +123,12 @@ def test_a_step_holds_what_the_plan_says(name: str, stage: int | None, monkeypat
         before = dict(trainer._executor._held.blocks(1, 0))
         trainer.step(batch(2))
         after = trainer._executor._held.blocks(1, 0)
-    predicted = {node: held for node, held in held_bytes(graph) if node is not None}
+    expected = dict(predicted(graph))
     unread = sum(value_bytes(value) for value in graph.inputs if not value.has_uses)
     assert watch.held
     for node, held in watch.held.items():
         # Inputs that nothing reads stay with the rank.
-        assert predicted[node] <= held <= predicted[node] + unread, node.label
+        assert expected[node] <= held <= expected[node] + unread, node.label
     assert {state for state, block in before.items() if after[state] is block} == {
         value.source_name for value in written_over(graph).values() if value_bytes(value)
     }

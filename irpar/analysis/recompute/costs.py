@@ -5,6 +5,7 @@ from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.node import whole_work
 from irpar.analysis.memory.liveness import value_bytes
+from irpar.analysis.types.control_flow import runs
 from irpar.ir import Module, Node
 from irpar.ops.collectives import KINDS, sends
 from irpar.ops.collectives.local import collective_axes
@@ -24,7 +25,10 @@ class Costs:
         self._mesh = next(iter(module.meshes.values()), None)
 
     def of_node(self, node: Node) -> int:
-        """What one device takes for a node."""
+        """What one device takes for a node in a step: in a loop in all trips, in one where nobody knows how many."""
+        return self._once(node) * (runs(node.graph) or 1)
+
+    def _once(self, node: Node) -> int:
         if not is_communication(node):
             return self._device.node(node, whole_work(node))
         kind = KINDS.get(node.op_type)

@@ -1,7 +1,8 @@
-"""The training graph of a program, in its order."""
+"""The training graphs of a program and of the bodies in it, in their order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from irpar.analysis.memory.liveness import constant_bytes, last_uses, nested_bytes, roots_of, value_bytes
 from irpar.ir import Graph, Node, Value, captured_or_read
@@ -21,27 +22,36 @@ class Program:
     """A program as a training graph.
 
     Attributes:
-        graph: what recompute is decided on.
+        source: the program, or a body in one.
+        graph: what recompute is decided on. What bodies hold is not in it.
         nodes: of each of its nodes the one in the program; None for an input.
         results: and which of its results.
+        bodies: the bodies of its nodes, by the last of the nodes of the graph that stand for the holder.
     """
 
+    source: Graph
     graph: TrainingGraph
     nodes: tuple[Node | None, ...]
     results: tuple[tuple[Value, ...], ...]
+    bodies: tuple[tuple[int, "Program"], ...] = ()
+
+    @cached_property
+    def parts(self) -> tuple["Program", ...]:
+        """This and all bodies in it, each holder before what it holds."""
+        return (self, *(part for _, body in self.bodies for part in body.parts))
 
 
 def of_program(graph: Graph, cost_of: CostOf, may_send_again: MaySendAgain) -> Program:
-    """The training graph of a program.
+    """The training graph of a program, and those of the bodies in it.
 
     A node of several results is as many nodes that run as one, of which the first costs what the node does. What nobody
-    reads, and what bodies hold, is held while the node runs. Views are no nodes: who reads them reads what they are
-    views of. Inputs, and state that is let go, are nodes that may run only once. So the peak of the whole is that of
-    `irpar.analysis.memory.liveness`.
+    reads is held while the node runs. Views are no nodes: who reads them reads what they are views of. Inputs, and
+    state that is let go, are nodes that may run only once. So the peak of the whole is that of
+    `irpar.analysis.memory.liveness`, where what bodies hold is added.
 
     Args:
         graph: a local program.
-        cost_of: what nodes cost.
+        cost_of: what nodes cost in all their trips.
         may_send_again: which collectives may run again.
     """
     return _Reader(graph, cost_of, may_send_again).read()
@@ -57,6 +67,7 @@ class _Reader:
         self.results: list[tuple[Value, ...]] = []
         self.made: list[TrainingNode] = []
         self.edges: set[tuple[int, int]] = set()
+        self.bodies: list[tuple[int, Program]] = []
         self.of_value: dict[Value, int] = {}
         self.views: set[Node] = {node for node in graph if traits(node).view and node.inputs}
         self.once = self._only_once()
@@ -67,7 +78,7 @@ class _Reader:
         } | outputs
 
     def read(self) -> Program:
-        fixed = constant_bytes(self.graph)
+        fixed = constant_bytes(self.graph) if self.graph.parent is None else 0  # With those of bodies.
         last = last_uses(self.graph, self.roots)
         for value in self.graph.inputs:
             if value in self.graph.states and last[value].is_return:
@@ -84,7 +95,7 @@ class _Reader:
                 self._add_node(node)
             self.edges.update((place, len(self.made) - 1) for place in ends.get(node, ()))
         graph = TrainingGraph(tuple(self.made), tuple(sorted(self.edges)), fixed)
-        return Program(graph, tuple(self.nodes), tuple(self.results))
+        return Program(self.graph, graph, tuple(self.nodes), tuple(self.results), tuple(self.bodies))
 
     def _add(self, node: Node | None, results: Sequence[Value], made: TrainingNode) -> int:
         self.nodes.append(node)
@@ -110,13 +121,15 @@ class _Reader:
                 bwd=node.phase in ("backward", "optimizer"),
                 keep=any(value in self.kept for value in results),
                 norec=node in self.once,
-                work=unread + (nested_bytes(node) if node.attributes else 0) if results is groups[-1] else 0,
+                work=unread + (0 if node.holds_graphs else nested_bytes(node)) if results is groups[-1] else 0,
                 joined=bool(numbers),
             )
             number = self._add(node, results, made)
             # All results are there when the node has run.
             self.edges.update((source, number) for source in (*sources, *numbers) if source is not None)
             numbers.append(number)
+        for body in node.nested_graphs():
+            self.bodies.append((numbers[-1], of_program(body, self.cost_of, self.may_send_again)))
 
     def _bytes(self, value: Value) -> int:
         """Those of a result; none where it is written over something."""

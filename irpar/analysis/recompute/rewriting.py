@@ -1,6 +1,7 @@
 """Writing a schedule into a program."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 
 from irpar.analysis.layers.find import holder_in
 from irpar.analysis.memory.liveness import roots_of
@@ -13,27 +14,29 @@ from irpar.ops.recomputed import AGAIN, FIRST, is_recomputed, mark_recomputed
 from .of_program import Program
 
 
-def write(graph: Graph, program: Program, schedule: Sequence[int], first_id: int) -> int:
-    """Let a program run as a schedule says; a node that runs again stands just before the new node that comes next.
+def write(program: Program, schedules: Sequence[Sequence[int]], first_id: int) -> int:
+    """Let a program run as schedules say; a node that runs again stands just before the new node that comes next.
 
         a = f(x); b = g(a); d = h(b, a)     f g f h     a = f(x); b = g(a); a.again = f(x); d = h(b, a.again)
 
     Args:
-        graph: the program.
-        program: its training graph, as it stands.
-        schedule: of that.
+        program: as it stands.
+        schedules: of it and of the bodies in it, in the order of `parts`.
         first_id: the first id that no communication has.
 
     Returns:
         How many nodes run again.
     """
-    return _Writer(graph, first_id).write(program, schedule)
+    ids = count(first_id)
+    # Bodies first: copies of what holds them run as they do.
+    planned = list(zip(program.parts, schedules, strict=True))[::-1]
+    return sum(_Writer(part.source, ids).write(part, schedule) for part, schedule in planned)
 
 
 class _Writer:
-    def __init__(self, graph: Graph, first_id: int) -> None:
+    def __init__(self, graph: Graph, ids: Iterator[int]) -> None:
         self.graph = graph
-        self.next_id = first_id
+        self.ids = ids
         self.count = 0
         self.roots = roots_of(graph)
         self.newest: dict[Value, Value] = {}
@@ -77,8 +80,7 @@ class _Writer:
         for old, new in zip(node.results, made.results, strict=True):
             new.name, new.source = f"{old.name}.{AGAIN}", None
         if is_numbered(made):
-            made.set_attribute("id", self.next_id)
-            self.next_id += 1
+            made.set_attribute("id", next(self.ids))
         if not is_recomputed(node):
             mark_recomputed(node, FIRST)
         mark_recomputed(made, AGAIN)

@@ -1,0 +1,159 @@
+"""Schedules of a training graph and of the bodies that its nodes hold, which share a budget."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+
+from .simulation import Outcome, held_bytes, simulate
+from .solution import Solution, TooSmallError, lower_bound, solve
+from .training_graph import TrainingGraph
+
+Schedules = list[list[int]]
+"""Of a graph and of all bodies in it, each holder before what it holds."""
+
+BODIES_SHARE = 0.5
+"""Of the time goes to the bodies alone, where the graph around them could be recomputed instead."""
+ALONE_SHARE = 0.8
+"""Where it could not."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A training graph, and those of the bodies that its nodes hold.
+
+    Attributes:
+        graph: it, without what bodies hold. Costs in a body are those of all trips.
+        bodies: each with the node that holds it: what it holds is held beside all that is held while that node runs.
+    """
+
+    graph: TrainingGraph
+    bodies: "tuple[tuple[int, Part], ...]" = ()
+
+    @cached_property
+    def size(self) -> int:
+        """How many graphs there are, itself included."""
+        return 1 + sum(body.size for _, body in self.bodies)
+
+    @cached_property
+    def plain(self) -> Schedules:
+        """The schedules in which nothing runs again."""
+        own = list(range(len(self.graph.nodes)))
+        return [own, *(schedule for _, body in self.bodies for schedule in body.plain)]
+
+    def apart(self, schedules: Schedules) -> list[Schedules]:
+        """Those of each body."""
+        left = iter(schedules[1:])
+        return [list(islice(left, body.size)) for _, body in self.bodies]
+
+    def around(self, peaks: Sequence[int]) -> TrainingGraph:
+        """The graph with what its bodies hold at their peaks."""
+        work: dict[int, int] = {}
+        for (place, _), held in zip(self.bodies, peaks, strict=True):
+            work[place] = max(work.get(place, 0), held)
+        nodes = list(self.graph.nodes)
+        for place, held in work.items():
+            nodes[place] = replace(nodes[place], work=nodes[place].work + held)
+        return replace(self.graph, nodes=tuple(nodes))
+
+    def outcome(self, schedules: Schedules) -> Outcome:
+        """What comes of schedules: the peak of the whole, and the cost of all."""
+        inside = [body.outcome(each) for (_, body), each in zip(self.bodies, self.apart(schedules), strict=True)]
+        own = simulate(self.around([each.peak for each in inside]), schedules[0])
+        return Outcome(own.peak, own.cost + sum(each.cost for each in inside))
+
+
+@dataclass(frozen=True)
+class Found:
+    """Schedules that were found.
+
+    Attributes:
+        schedules: they.
+        outcome: their peak and cost.
+        method: the methods that found them.
+        bound, proven: as of a solution, of a graph without bodies; of others nothing is known.
+    """
+
+    schedules: Schedules
+    outcome: Outcome
+    method: str
+    bound: int | None = None
+    proven: bool = False
+
+
+def solve_parts(part: Part, budget: int, method: str, end: float) -> Found:
+    """The cheapest schedules that were found whose peak fits a budget; those that hold least where none do.
+
+    What bodies are recomputed for is the room that is left where they run, and a body runs in each trip: so what is
+    around them is recomputed instead where that costs less, and also where bodies alone do not fit.
+
+        budget 10: x(4) Scan(x){ body that holds 8 }      the body is to hold 6
+
+    Args:
+        part: what is scheduled.
+        budget: bytes.
+        method: one of METHODS.
+        end: when to stop, by `time.monotonic`.
+    """
+    if not part.bodies:
+        return _alone(part.graph, budget, method, end)
+    plain = Found(part.plain, part.outcome(part.plain), method)
+    if plain.outcome.peak <= budget:
+        return replace(plain, proven=True, bound=plain.outcome.cost)
+    peaks = [body.outcome(body.plain).peak for _, body in part.bodies]
+    is_choice = lower_bound(part.around(peaks)) <= budget
+    now = time.monotonic()
+    until = now + (end - now) * (BODIES_SHARE if is_choice else ALONE_SHARE)
+    inner = _within(part, part.plain[0], budget, method, until)
+    found = [inner]
+    if is_choice:
+        found.append(_around(part, part.plain, budget, method, end))
+    best = _best(found, budget)
+    if best.outcome.peak > budget:
+        outer = _around(part, inner.schedules, budget, method, end)
+        best = _best([best, outer, _within(part, outer.schedules[0], budget, method, end)], budget)
+    return best
+
+
+def _best(found: Sequence[Found], budget: int) -> Found:
+    return min(found, key=lambda each: (max(each.outcome.peak, budget), each.outcome.cost))
+
+
+def _alone(graph: TrainingGraph, budget: int, method: str, end: float) -> Found:
+    """A graph without bodies."""
+    one = _solved(graph, budget, method, end)
+    return Found([one.schedule], one.outcome, one.method, one.bound, one.proven)
+
+
+def _solved(graph: TrainingGraph, budget: int, method: str, end: float) -> Solution:
+    seconds = end - time.monotonic()
+    try:
+        return solve(graph, budget, method, seconds)
+    except TooSmallError as error:
+        return Solution(error.schedule, simulate(graph, error.schedule), method, None, False, seconds)
+
+
+def _within(part: Part, schedule: list[int], budget: int, method: str, end: float) -> Found:
+    """Each body in the room that a schedule of what is around it leaves."""
+    room: dict[int, int] = {}
+    for place, held in zip(schedule, held_bytes(part.graph, schedule), strict=True):
+        room[place] = min(room.get(place, budget), budget - held)
+    schedules, methods = [schedule], dict[str, None]()
+    for number, (place, body) in enumerate(part.bodies):
+        now = time.monotonic()
+        until = now + (end - now) / (len(part.bodies) - number)
+        found = solve_parts(body, room[place], method, until)
+        schedules += found.schedules
+        if found.schedules != body.plain:
+            methods[found.method] = None
+    return Found(schedules, part.outcome(schedules), " and ".join(methods) or method)
+
+
+def _around(part: Part, schedules: Schedules, budget: int, method: str, end: float) -> Found:
+    """The graph itself, around bodies that run as they are scheduled."""
+    bodies = part.apart(schedules)
+    peaks = [body.outcome(each).peak for (_, body), each in zip(part.bodies, bodies, strict=True)]
+    one = _solved(part.around(peaks), budget, method, end)
+    made = [one.schedule, *schedules[1:]]
+    return Found(made, part.outcome(made), one.method)
