@@ -13,14 +13,13 @@ these choices, to the memory slots: what is kept stays until its block has run b
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import inf
 
 import numpy as np
 
 from .saved_sets import cheapest, on_demand, sweep
-from .simulation import canonical, held_bytes, simulate
-from .training_graph import TrainingGraph
+from .simulation import canonical, held_bytes, lower_bound, simulate
+from .training_graph import TrainingGraph, TrainingNode
 
 SLOTS = 500
 """Of memory, in which the dynamic program counts."""
@@ -30,6 +29,8 @@ OPTIONS = 12
 """Sizes of the saved sets that are tried for a span."""
 MOST_SCHEDULES = 40
 """Of the dynamic program that are simulated."""
+LEAST_BUDGETS = 4
+"""That are planned with to find the least peak, from the least that any schedule holds up to what it is without."""
 _SHARED_SPAN, _SHARED_BYTES = 1 / 3, 0.05
 """Of the nodes of the forward pass, and of the bytes of all their results: what is read so far on, and is so small."""
 _HEADROOM = 1.3
@@ -132,25 +133,27 @@ class _Span:
 
 
 class Chain:
-    """The dynamic program over the blocks of a graph, for all budgets up to one.
+    """The dynamic program over the blocks of a graph; of no blocks where time did not last.
 
     Args:
         graph: it.
-        budget: bytes.
         end: when to stop, by `time.monotonic`.
     """
 
-    def __init__(self, graph: TrainingGraph, budget: int, end: float = inf) -> None:
+    def __init__(self, graph: TrainingGraph, end: float = inf) -> None:
         self.graph = graph
         self.end = end
         self.blocks = chain_of(graph)
-        self.budget = budget
-        self.unit = max(1, int((budget - graph.fixed_mem) * _HEADROOM / SLOTS))
+        self.unit = 1
         self._spans: dict[object, _Span] = {}
         count = len(self.blocks)
-        self.span = {
-            (start, stop): self._span(start, stop) for start in range(count) for stop in self._stops(start, count)
-        }
+        self.span: dict[tuple[int, int], _Span] = {}
+        for start in range(count):
+            for stop in self._stops(start, count):
+                if time.monotonic() > end:
+                    self.blocks = []  # Nothing can be planned with what is known.
+                    return
+                self.span[start, stop] = self._span(start, stop)
         kinds: dict[tuple[int, ...], int] = {}
         # Blocks are alike where all that begins with them is: then so are the choices for what they begin.
         alike = [tuple(id(self.span[block, stop]) for stop in self._stops(block, count)) for block in range(count)]
@@ -187,7 +190,7 @@ class Chain:
         nodes = self.graph.nodes
         facts = [
             (
-                replace(nodes[place], name="", layer=0),
+                _facts_of(nodes[place]),
                 tuple(number.get(operand, -1) for operand in self.graph.operands[place]),
                 bool(self.graph.readers[place]) and self.graph.readers[place][-1] not in number,
             )
@@ -240,9 +243,13 @@ class Chain:
 
     # -- the dynamic program ---------------------------------------------------------------------------------------
 
-    @cached_property
-    def best(self) -> np.ndarray:
-        """The least cost of all blocks for each number of slots; infinite where there was no time to find it."""
+    def best(self, budget: int) -> np.ndarray:
+        """The least cost of all blocks for each number of slots of memory, up to a budget and a little more.
+
+        Infinite where there was no time to find it.
+        """
+        self.unit = max(1, int((budget - self.graph.fixed_mem) * _HEADROOM / SLOTS))
+        self.tables, self.moves = {}, {}
         count = len(self.blocks)
         for length in range(1, count + 1):
             if time.monotonic() > self.end:
@@ -334,6 +341,11 @@ class Chain:
         return [places[index] for index in self.span[start, stop].options[number].backward if index not in skipped]
 
 
+def _facts_of(node: TrainingNode) -> tuple[object, ...]:
+    """What equal nodes have in common."""
+    return (node.cost, node.mem, node.bwd, node.keep, node.norec, node.work, node.joined)
+
+
 def _undominated(options: Sequence[_Option]) -> Iterator[_Option]:
     """Those beside which no other is better in all."""
     for option in options:
@@ -344,29 +356,39 @@ def _undominated(options: Sequence[_Option]) -> Iterator[_Option]:
 
 
 def chain_schedule(graph: TrainingGraph, budget: int, end: float = inf) -> list[int] | None:
-    """The cheapest schedule of the dynamic program that fits; the one with the least peak where none does.
+    """The cheapest schedule of the dynamic program that fits; the one with the least peak where none does."""
+    return cheapest(graph, _planned(Chain(graph, end), budget), budget)
+
+
+def least_chain(graph: TrainingGraph, end: float = inf) -> list[int] | None:
+    """The schedule of the dynamic program with the least peak, of what it plans with for several budgets."""
+    chain = Chain(graph, end)
+    floor, most = lower_bound(graph), simulate(graph, range(len(graph.nodes))).peak
+    found: list[list[int]] = []
+    for number in range(LEAST_BUDGETS):
+        found += _planned(chain, floor + (most - floor) * number // LEAST_BUDGETS)
+    return cheapest(graph, found, 0)
+
+
+def _planned(chain: Chain, budget: int) -> list[list[int]]:
+    """Schedules that may fit a budget, or nearly do.
 
     It plans with memory that no schedule holds exactly so: schedules for several numbers of slots are simulated.
     """
-    chain = Chain(graph, budget, end)
-    if not chain.blocks:
-        return None
-    costs = chain.best
+    costs = chain.best(budget) if chain.blocks else np.full(1, np.inf)
     # The fewest slots for each cost.
     slots = [place for place in np.flatnonzero(np.isfinite(costs)) if not place or costs[place] < costs[place - 1]]
-    if not slots:
-        return None
     made: dict[int, list[int]] = {}
 
     def fits(index: int) -> bool:
         made[index] = chain.schedule(int(slots[index]))
-        return simulate(graph, made[index]).peak <= budget
+        return simulate(chain.graph, made[index]).peak <= budget
 
     low, high = 0, len(slots) - 1
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     for index in sorted(range(len(slots)), key=lambda index: abs(index - low))[:MOST_SCHEDULES]:
-        if index not in made and time.monotonic() <= end:
+        if index not in made and time.monotonic() <= chain.end:
             made[index] = chain.schedule(int(slots[index]))
-    return cheapest(graph, list(made.values()), budget)
+    return list(made.values())

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
-from .simulation import Outcome, held_bytes, simulate
-from .solution import Solution, TooSmallError, lower_bound, solve
+from .simulation import Outcome, held_bytes, lower_bound, simulate
+from .solution import Solution, TooSmallError, solve
 from .training_graph import TrainingGraph
 
 Schedules = list[list[int]]

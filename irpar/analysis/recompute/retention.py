@@ -13,19 +13,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from irpar.analysis.cp_sat import is_proven, run, solver_module, unit_of
+from irpar.analysis.cp_sat import is_exact, is_proven, run, run_repeatably, solver_module, unit_of
 
 from .simulation import simulate, without_idle
 from .training_graph import TrainingGraph
 
 if TYPE_CHECKING:
-    from ortools.sat.python.cp_model import BoolVarT, CpModel, CpSolver, IntervalVar, IntVar
+    from ortools.sat.python.cp_model import BoolVarT, CpModel, CpSolver, CpSolverSolutionCallback, IntervalVar, IntVar
 
 MOST_COMPUTATIONS = 4
 """Of a node, that are tried one after the other; of a graph of so few nodes that it is TINY as many as it has nodes."""
 TINY = 16
 SMALL = 32
 """Nodes of a graph of which everything may run again at any time; of larger ones the forward pass in the backward."""
+MOST_AREA, MOST_BYTES = 1 << 61, 1 << 52
+"""Bytes times steps fit 64 bits, and bytes a float: what is more is rounded."""
 FIRST_SHARE = 0.6
 """Of the time goes to the first number of computations; each further one gets that of what is left."""
 
@@ -81,14 +83,20 @@ def optimal_schedule(
     return best
 
 
-def least_peak(graph: TrainingGraph, seconds: float, seed: Sequence[int]) -> Sequence[int]:
-    """The schedule that holds least, as far as time allows: the seed where none that was found holds less."""
+def least_peak(graph: TrainingGraph, seconds: float, seed: Sequence[int], target: int) -> Sequence[int]:
+    """The schedule that holds least, as far as time allows; the seed where none that was found holds less.
+
+    Args:
+        graph: it.
+        seconds: of search. With as many the same is found again: see `irpar.analysis.cp_sat.run_repeatably`.
+        seed: a schedule to begin with.
+        target: bytes that are few enough.
+    """
     end = time.monotonic() + seconds
-    most = simulate(graph, seed).peak
-    model = _Model(graph, most, _most_computations(graph) if len(graph.nodes) <= SMALL else 2)
+    model = _Model(graph, simulate(graph, seed).peak, _most_computations(graph) if len(graph.nodes) <= SMALL else 2)
     model.begin_with(seed)
-    found = model.smallest(end - time.monotonic())
-    return found if found is not None and simulate(graph, found).peak < most else seed
+    found = model.smallest(end - time.monotonic(), target)
+    return min([seed, *found[-1:]], key=lambda schedule: simulate(graph, schedule).peak)
 
 
 def _most_computations(graph: TrainingGraph) -> int:
@@ -208,18 +216,19 @@ class _Model:
 
     def _hold(self) -> None:
         """At any time the results that are there fit the room, with what a node holds while it runs."""
-        nodes = self.graph.nodes
-        total = sum(len(self.intervals[place]) * (node.mem + node.work) for place, node in enumerate(nodes))
-        self.unit = unit_of(total)
-        held, bytes_ = [], []
-        for place, node in enumerate(nodes):
-            for one in self.intervals[place]:
-                for nbytes, whole in ((node.mem, True), (node.work, False)):
-                    if nbytes:
-                        held.append(self._held(one, whole))
-                        bytes_.append(-(-nbytes // self.unit))
+        sizes = [
+            (one, nbytes, whole)
+            for place, node in enumerate(self.graph.nodes)
+            for one in self.intervals[place]
+            for nbytes, whole in ((node.mem, True), (node.work, False))
+            if nbytes
+        ]
+        all_bytes = [nbytes for _, nbytes, _ in sizes]
+        self.unit = unit_of(all_bytes, min(MOST_BYTES, MOST_AREA // (self.width * self.width + self.width + 1)))
+        self.is_exact = is_exact(self.unit, all_bytes)
         self.room = self.model.new_int_var(0, max(0, self.budget - self.graph.fixed_mem) // self.unit, "")
-        self.model.add_cumulative(held, bytes_, self.room)
+        held = [self._held(one, whole) for one, _, whole in sizes]
+        self.model.add_cumulative(held, [-(-nbytes // self.unit) for nbytes in all_bytes], self.room)
 
     def _held(self, one: _Interval, whole: bool) -> "IntervalVar":
         """When a computation holds something: to its last use, or while it runs."""
@@ -279,22 +288,23 @@ class _Model:
             for one in intervals
             if one.there is not None
         ]
-        unit = unit_of(sum(cost for cost, _ in repeated))
+        costs = [cost for cost, _ in repeated]
+        unit = unit_of(costs)
         self.model.minimize(sum(cost // unit * there for cost, there in repeated))
         solver = run(self.model, seconds)
         if solver is None:
             return None
         bound = self.graph.cost + int(solver.best_objective_bound) * unit
         # What is rounded proves nothing.
-        return Found(self._schedule(solver), bound, is_proven(solver) and unit == 1 and self.unit == 1)
+        return Found(self._schedule(solver), bound, is_proven(solver) and is_exact(unit, costs) and self.is_exact)
 
-    def smallest(self, seconds: float) -> list[int] | None:
-        """The schedule with the least peak."""
+    def smallest(self, seconds: float, target: int) -> list[list[int]]:
+        """Schedules with a lower and lower peak, down to a target."""
         self.model.minimize(self.room)
-        solver = run(self.model, seconds)
-        return None if solver is None else self._schedule(solver)
+        enough = max(0, target - self.graph.fixed_mem) // self.unit
+        return run_repeatably(self.model, seconds, enough, self._schedule)
 
-    def _schedule(self, solver: "CpSolver") -> list[int]:
+    def _schedule(self, solver: "CpSolver | CpSolverSolutionCallback") -> list[int]:
         found = [
             (solver.value(one.start), place)
             for place, intervals in enumerate(self.intervals)

@@ -88,9 +88,9 @@ def cheapest_set(
     for place, repeats in again.items():
         for operand in graph.operands[place]:
             model.add_bool_or([repeats.negated(), saved[operand], *([again[operand]] if operand in again else [])])
-    by_bytes = unit_of(sum(graph.nodes[place].mem for place in saved))
+    by_bytes = unit_of(graph.nodes[place].mem for place in saved)
     model.add(sum(-(-graph.nodes[place].mem // by_bytes) * one for place, one in saved.items()) <= limit // by_bytes)
-    by_cost = unit_of(sum(graph.nodes[place].cost for place in again))
+    by_cost = unit_of(graph.nodes[place].cost for place in again)
     # A byte that is saved for nothing, and what is repeated for nothing, cost something.
     model.minimize(sum((2 * graph.nodes[place].cost // by_cost + 1) * one for place, one in again.items()))
     solver = run(model, seconds)

@@ -44,6 +44,17 @@ def held_bytes(graph: TrainingGraph, schedule: Schedule) -> Iterator[int]:
         held -= sum(ends[entry])
 
 
+def lower_bound(graph: TrainingGraph) -> int:
+    """Bytes that any schedule holds: of some node its operands, its result and what it works in."""
+    return graph.fixed_mem + max(
+        (
+            node.mem + node.work + sum(graph.nodes[operand].mem for operand in graph.operands[place])
+            for place, node in enumerate(graph.nodes)
+        ),
+        default=0,
+    )
+
+
 def last_uses(graph: TrainingGraph, schedule: Schedule) -> list[int]:
     """For each entry of a schedule the last one that reads its result: itself where none does.
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from irpar.units import bytes_text
 
-from .chain import chain_schedule
+from .chain import chain_schedule, least_chain
 from .chen import sqrt_schedule
 from .retention import Found, least_peak, optimal_schedule
 from .saved_sets import cheapest, sweep_schedule
-from .simulation import Outcome, simulate
+from .simulation import Outcome, lower_bound, simulate
 from .training_graph import RecomputeError, TrainingGraph
 
 Heuristic = Callable[[TrainingGraph, int, float], list[int] | None]
@@ -24,6 +24,8 @@ MOST_SOLVED = 1200
 """Nodes of a graph that CP-SAT improves on as a whole."""
 HEURISTIC_SHARE = 0.6
 """Of the time that is left may go to the heuristics."""
+LEAST_SHARE = 0.6
+"""And, where nothing fits that they find, to what holds least."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +90,18 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
     names = [method] if method in HEURISTICS else list(HEURISTICS)
     floor = lower_bound(graph)
     found = _by_heuristics(graph, max(budget, floor), names, end)
+    best = _best(graph, [*found.values(), plain], budget)
+    if simulate(graph, best).peak > budget:
+        least = _least(graph, budget, end)
+        found[method] = best = _best(graph, [least, best] if simulate(graph, least).peak <= budget else [least], budget)
     exact: Found | None = None
     is_searched = method == "optimal" or (method == "auto" and len(plain) <= MOST_SOLVED)
     left = end - time.monotonic()
     if is_searched and budget >= floor and left > 0:
-        seed = _best(graph, [*found.values(), plain], budget)
-        # Where nothing fits yet, what holds least is still to be looked for.
-        limit = left if simulate(graph, seed).peak <= budget else left / 2
-        exact = optimal_schedule(graph, budget, limit, seed)
+        exact = optimal_schedule(graph, budget, left, best)
         if exact is not None:
             found["optimal"] = exact.schedule
-    best = _best(graph, [*found.values(), plain], budget)
-    if simulate(graph, best).peak > budget:
-        best = _least(graph, names if budget > floor else (), end, best)
-        found.setdefault(method, best)
+            best = _best(graph, [exact.schedule, best], budget)
     outcome = simulate(graph, best)
     if outcome.peak > budget:
         raise TooSmallError(graph, budget, best)
@@ -109,17 +109,6 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
     bound = None if exact is None else exact.bound
     proven = exact is not None and exact.proven and outcome.cost == simulate(graph, exact.schedule).cost
     return Solution(best, outcome, name, bound, proven, time.monotonic() - begin)
-
-
-def lower_bound(graph: TrainingGraph) -> int:
-    """Bytes that any schedule holds: of some node its operands, its result and what it works in."""
-    return graph.fixed_mem + max(
-        (
-            node.mem + node.work + sum(graph.nodes[operand].mem for operand in graph.operands[place])
-            for place, node in enumerate(graph.nodes)
-        ),
-        default=0,
-    )
 
 
 def _by_heuristics(graph: TrainingGraph, budget: int, names: Sequence[str], end: float) -> dict[str, list[int]]:
@@ -141,12 +130,18 @@ def _best(graph: TrainingGraph, schedules: Sequence[list[int]], budget: int) -> 
     return best
 
 
-def _least(graph: TrainingGraph, names: Sequence[str], end: float, known: list[int]) -> list[int]:
-    """The schedule that was found to hold least, by CP-SAT and by the heuristics that plan with the budget."""
+def _least(graph: TrainingGraph, budget: int, end: float) -> list[int]:
+    """The schedule that was found to hold least, or one that fits: the same whatever the budget, as far as time lasts.
+
+    So that what is said to be the least that was found can be had where it is asked for.
+    """
     floor = lower_bound(graph)
-    planning = [name for name in names if name == "chain"]
-    seed = _best(graph, [*_by_heuristics(graph, floor, planning, end).values(), known], 0)
-    left = end - time.monotonic()
-    if left > 0 and len(graph.nodes) <= MOST_SOLVED and simulate(graph, seed).peak > floor:
-        return list(least_peak(graph, left, seed))
+    plain = list(range(len(graph.nodes)))
+    now = time.monotonic()
+    stop = now + (end - now) * LEAST_SHARE
+    found = [sqrt_schedule(graph, floor, stop), sweep_schedule(graph, floor, stop), least_chain(graph, stop)]
+    seed = _best(graph, [plain, *(schedule for schedule in found if schedule is not None)], 0)
+    left = stop - time.monotonic()
+    if left > 0 and len(graph.nodes) <= MOST_SOLVED and simulate(graph, seed).peak > max(floor, budget):
+        return list(least_peak(graph, left, seed, max(floor, budget)))
     return seed

@@ -78,12 +78,21 @@ def test_all_that_searches_ends_in_the_time_that_is_given(share: float) -> None:
 
 def test_nothing_is_proven_where_numbers_are_rounded() -> None:
     graph = chain(4)
-    large = TrainingGraph(tuple(replace(node, cost=node.cost << 45) for node in graph.nodes), graph.edges)
-    found, rounded = (solve(each, 5, "optimal", seconds=10) for each in (graph, large))
+    many, odd = (
+        TrainingGraph(
+            tuple(replace(node, cost=(node.cost << 45) + place * more) for place, node in enumerate(graph.nodes)),
+            graph.edges,
+        )
+        for more in (0, 1)
+    )
+    found, exact, rounded = (solve(each, 5, "optimal", seconds=10) for each in (graph, many, odd))
     assert found.proven
+    assert exact.proven
+    assert exact.bound == exact.outcome.cost == found.outcome.cost << 45
     assert not rounded.proven
     assert rounded.bound is not None
-    assert rounded.bound <= rounded.outcome.cost == found.outcome.cost << 45
+    assert rounded.bound <= rounded.outcome.cost
+    assert rounded.outcome.cost >> 45 == found.outcome.cost
 
 
 @settings(deadline=None, max_examples=20)

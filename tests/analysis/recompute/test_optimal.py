@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar.analysis.recompute import RecomputeError, simulate, solve
-from irpar.analysis.recompute.solution import lower_bound
+from irpar.analysis.recompute.simulation import lower_bound
 
 from .graphs import chain, least_cost, random_graphs
 
