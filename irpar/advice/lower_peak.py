@@ -11,7 +11,7 @@ from irpar.analysis.memory.holdings import at_step, holdings, step_of_peak
 from irpar.analysis.recompute import RecomputeError
 from irpar.analysis.recompute.chen import sqrt_schedule
 from irpar.analysis.recompute.costs import Costs
-from irpar.analysis.recompute.of_program import of_program
+from irpar.analysis.recompute.of_program import as_part, of_program
 from irpar.analysis.recompute.simulation import simulate
 from irpar.analysis.recompute.undone import without_repetitions
 from irpar.ir import Module, clone_module
@@ -55,7 +55,6 @@ class Programs:
     Args:
         module: all of them, calls opened, with the network that the plan has.
         pipeline: what made them.
-        has_loop: whether a loop goes over micro-batches.
 
     Attributes:
         now: as they are.
@@ -63,14 +62,13 @@ class Programs:
         repeated: how many nodes of the one with most run again.
     """
 
-    def __init__(self, module: Module, pipeline: str, has_loop: bool = False) -> None:
+    def __init__(self, module: Module, pipeline: str) -> None:
         self.now = module
         self.plain = clone_module(module)
         undone = [without_repetitions(graph) for graph in module.graphs]
         self.plain.graphs = [graph for graph, _ in undone]
         self.repeated = max(count for _, count in undone)
         self.passes = PassManager.parse(pipeline).passes
-        self.has_loop = has_loop
         self.cost_of = Costs(module).of_node
 
     def seconds(self, module: Module) -> float:
@@ -79,9 +77,7 @@ class Programs:
 
     def untried(self) -> Iterator[str]:
         """What cannot be tried, in words."""
-        if self.has_loop:
-            yield "recompute, which does not look into the loop over micro-batches, is not tried"
-        elif all(node.phase is None for graph in self.plain.graphs for node in graph):
+        if all(node.phase is None for graph in self.plain.graphs for node in graph):
             yield "there is no backward pass in which results of scopes could be computed again"
 
     def limit(self) -> int | None:
@@ -121,16 +117,15 @@ def unbeaten(found: Iterable[Change]) -> list[Change]:
 
 def _candidates(programs: Programs) -> Iterator[tuple[Module, Pass, str, str]]:
     """What is tried: the programs to begin with, the pass, what it does, and how it is asked for."""
-    if not programs.has_loop:
-        said = [each for each in programs.passes if isinstance(each, Recompute)]
-        for glob in _globs(programs.plain):
-            pass_ = Recompute((glob,))
-            yield programs.plain, pass_, f"compute {glob} again in the backward pass", _option(pass_, said, programs)
-        share = _least_share(programs)
-        if share is not None:
-            pass_ = Recompute(budget=share, method="sqrt")
-            option = _option(Recompute(budget=share), said, programs)
-            yield programs.plain, pass_, f"hold at most {share:.0%} of what is held without recompute", option
+    said = [each for each in programs.passes if isinstance(each, Recompute)]
+    for glob in _globs(programs.plain):
+        pass_ = Recompute((glob,))
+        yield programs.plain, pass_, f"compute {glob} again in the backward pass", _option(pass_, said, programs)
+    share = _least_share(programs)
+    if share is not None:
+        pass_ = Recompute(budget=share, method="sqrt")
+        option = _option(Recompute(budget=share), said, programs)
+        yield programs.plain, pass_, f"hold at most {share:.0%} of what is held without recompute", option
     if not any(isinstance(each, MemoryOrder) for each in programs.passes):
         pipeline = ",".join(map(str, (*programs.passes, MemoryOrder())))
         yield (
@@ -159,7 +154,7 @@ def _globs(module: Module) -> list[str]:
     """Globs of scopes, those of all layers as one, whose activations are at the peak; first those that hold most."""
     held: dict[str, int] = {}
     for graph in module.graphs:
-        forward = {node.scope for node in graph if node.phase == "forward" and node.scope}
+        forward = {node.scope for node in graph.walk() if node.phase == "forward" and node.scope}
         step = step_of_peak(graph)
         for one in at_step(holdings(graph), step):
             if one.use == "activations" and one.scope in forward and not _GLOB.search(one.scope):
@@ -181,7 +176,8 @@ def _least_share(programs: Programs) -> float | None:
     whole = peak_bytes(programs.plain)
     least = 0
     for graph in programs.plain.graphs:
-        training = of_program(graph, programs.cost_of, lambda node: len(programs.plain.graphs) == 1).graph
+        part = as_part([of_program(graph, programs.cost_of, lambda node: len(programs.plain.graphs) == 1)])
+        training = part.around([body.outcome(body.plain).peak for _, body in part.bodies])
         schedule = sqrt_schedule(training, 0)
         if schedule is None:
             return None

@@ -16,8 +16,8 @@ T = TypeVar("T")
 WORKERS = 2
 """Threads of a search, if nothing else is said."""
 STEADY, EARLY = 0.1, 0.6
-"""A search that is to be repeatable ends after so many units of work a second, as CP-SAT counts them: a third of the time
-on a core of 2025. Where they take longer, what is found in so much of the time counts."""
+"""A search that is to be repeatable ends after so many units of work a second, as CP-SAT counts them: a third of
+the time on a core of 2025. Where they take longer, what is found in so much of the time counts."""
 LARGEST = 1 << 40
 """Costs and bytes are scaled so that a sum of them is below: products of them fit 64 bits."""
 

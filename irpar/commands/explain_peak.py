@@ -69,7 +69,7 @@ class PeakReport:
 
         rank = max(plan.ranks, key=lambda entry: entry["peak_bytes"])["rank"] if rank is None else rank
         module, number = _opened(plan, folder, rank)
-        programs = Programs(module, plan.pipeline, has_loop=bool((plan.training or {}).get("micro_batches")))
+        programs = Programs(module, plan.pipeline)
         graph = module.graphs[number]
         step = step_of_peak(graph)
         plain = programs.plain.graphs[number] if programs.repeated else None

@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.gathers import gathered
 from irpar.analysis.memory.liveness import peak
-from irpar.analysis.recompute import Found, Part, RecomputeError, TrainingGraph, solve_parts
+from irpar.analysis.recompute import Found, RecomputeError, solve_parts
 from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.recompute.matching import names_of, schedule_without
-from irpar.analysis.recompute.of_program import Program, of_program
+from irpar.analysis.recompute.of_program import Program, as_part, of_program
 from irpar.analysis.recompute.parts import Schedules
 from irpar.analysis.recompute.rewriting import write
 from irpar.globs import matching_names
@@ -90,7 +90,7 @@ class Recompute(Pass):
             return PassResult(True, notes=(f"ranks hold {bytes_text(before)}, which fits",))
         after = peak_bytes(module)
         cost = sum(program.graph.cost for program in programs)
-        parts = [_at_most([program]) for program in programs]
+        parts = [as_part([program]) for program in programs]
         more = sum(
             part.outcome(plan).cost - part.outcome(part.plain).cost for part, plan in zip(parts, schedules, strict=True)
         )
@@ -174,7 +174,7 @@ class Recompute(Pass):
             budget: bytes.
             end: when to stop, by `time.monotonic`.
         """
-        whole = _at_most(programs)
+        whole = as_part(programs)
         least = max(peak(graph).total_bytes for graph in graphs)
         if least <= budget:
             outcome = whole.outcome(whole.plain)
@@ -195,25 +195,6 @@ class Recompute(Pass):
             notes=(f"the least that was found holds {least:,} bytes ({bytes_text(least)})",),
             do=f"give a budget of at least {least:,} bytes, or more seconds to search",
         )
-
-
-def _at_most(programs: Sequence[Program]) -> Part:
-    """Programs that are the same but for sizes as one, of which each node has the most bytes and the most cost."""
-    graphs = [program.graph for program in programs]
-    nodes = [
-        replace(
-            each[0],
-            cost=max(node.cost for node in each),
-            mem=max(node.mem for node in each),
-            work=max(node.work for node in each),
-            keep=any(node.keep for node in each),
-            norec=any(node.norec for node in each),
-        )
-        for each in zip(*(graph.nodes for graph in graphs), strict=True)
-    ]
-    most: TrainingGraph = replace(graphs[0], nodes=tuple(nodes), fixed_mem=max(graph.fixed_mem for graph in graphs))
-    bodies = zip(*(program.bodies for program in programs), strict=True)
-    return Part(most, tuple((each[0][0], _at_most([body for _, body in each])) for each in bodies))
 
 
 def _peak_after(graph: Graph, schedules: Schedules) -> int:

@@ -1,7 +1,7 @@
 """The training graphs of a program and of the bodies in it, in their order."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from irpar.analysis.memory.liveness import constant_bytes, last_uses, nested_bytes, roots_of, value_bytes
@@ -9,6 +9,7 @@ from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
 from irpar.ops.effects import draws_random_numbers, is_communication
 
+from .parts import Part
 from .training_graph import TrainingGraph, TrainingNode
 
 CostOf = Callable[[Node], int]
@@ -55,6 +56,25 @@ def of_program(graph: Graph, cost_of: CostOf, may_send_again: MaySendAgain) -> P
         may_send_again: which collectives may run again.
     """
     return _Reader(graph, cost_of, may_send_again).read()
+
+
+def as_part(programs: Sequence[Program]) -> Part:
+    """Programs that are the same but for sizes as one, of which each node has the most bytes and the most cost."""
+    graphs = [program.graph for program in programs]
+    nodes = [
+        replace(
+            each[0],
+            cost=max(node.cost for node in each),
+            mem=max(node.mem for node in each),
+            work=max(node.work for node in each),
+            keep=any(node.keep for node in each),
+            norec=any(node.norec for node in each),
+        )
+        for each in zip(*(graph.nodes for graph in graphs), strict=True)
+    ]
+    most = replace(graphs[0], nodes=tuple(nodes), fixed_mem=max(graph.fixed_mem for graph in graphs))
+    bodies = zip(*(program.bodies for program in programs), strict=True)
+    return Part(most, tuple((each[0][0], as_part([body for _, body in each])) for each in bodies))
 
 
 class _Reader:
