@@ -89,11 +89,11 @@ class Programs:
 
 
 def changes(programs: Programs) -> list[Change]:
-    """Changes that lower the peak, those first that lower it most, without those that another one beats.
+    """Changes that need no other plan, whether they lower the peak or not.
 
     Each is tried: the pass runs on the programs, and what they then hold and take is counted.
     """
-    before, seconds = peak_bytes(programs.now), programs.seconds(programs.now)
+    seconds = programs.seconds(programs.now)
     found: list[Change] = []
     for start, pass_, what, option in _candidates(programs):
         trial = clone_module(start)
@@ -103,14 +103,18 @@ def changes(programs: Programs) -> list[Change]:
             continue
         is_most = isinstance(pass_, Recompute) and not pass_.match
         found.append(Change(what, option, peak_bytes(trial), programs.seconds(trial) - seconds, is_most))
-    return unbeaten(each for each in found if each.peak_bytes <= (1 - _LEAST_LOWER) * before)
+    return found
 
 
-def unbeaten(found: Iterable[Change]) -> list[Change]:
-    """Changes in the order of their peaks, but for those that hold no less and take no less time than another."""
+def lowering(programs: Programs, found: Iterable[Change]) -> list[Change]:
+    """Changes that lower the peak, those first that lower it most; without those that another one beats.
+
+    One is beaten by another that holds no more and takes no more time.
+    """
+    most = (1 - _LEAST_LOWER) * peak_bytes(programs.now)
     kept: list[Change] = []
     for each in sorted(found, key=lambda each: (each.peak_bytes, each.more_seconds, each.option)):
-        if not kept or each.more_seconds < kept[-1].more_seconds:
+        if each.peak_bytes <= most and (not kept or each.more_seconds < kept[-1].more_seconds):
             kept.append(each)
     return kept
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from irpar.analysis.memory.by_use import USES
+from irpar.errors import IrparError
 from irpar.output.tables import merged, network_name, pattern
 from irpar.tables.display import shortened, table
 from irpar.units import bytes_text, count_text, seconds_text
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _MOST_LAYERS, _MOST_PARTS, _MOST_CHANGES = 12, 8, 3
 """Lines of each table."""
+_MOST_NODES = 20_000
+"""Of a program that is planned anew, which takes as long as it took."""
 _NUMBERED = re.compile(r"\d")
 _ELSEWHERE = "(no layer)"
 
@@ -41,6 +44,7 @@ class PeakReport:
         programs: those of all ranks.
         network: that of the plan.
         changes: what would lower the peak of the worst rank.
+        untried: what could not be tried, in words.
     """
 
     rank: int
@@ -51,6 +55,7 @@ class PeakReport:
     programs: "Programs"
     network: str
     changes: "Sequence[Change]"
+    untried: Sequence[str]
 
     @classmethod
     def of(cls, plan: "Plan", folder: Path, rank: int | None) -> "PeakReport":
@@ -64,7 +69,7 @@ class PeakReport:
         Raises:
             IrparError: there is no such rank, or the programs cannot be read.
         """
-        from irpar.advice.lower_peak import Programs, changes
+        from irpar.advice.lower_peak import Programs
         from irpar.analysis.memory.holdings import at_step, holdings, step_of_peak
 
         rank = max(plan.ranks, key=lambda entry: entry["peak_bytes"])["rank"] if rank is None else rank
@@ -73,8 +78,9 @@ class PeakReport:
         graph = module.graphs[number]
         step = step_of_peak(graph)
         plain = programs.plain.graphs[number] if programs.repeated else None
-        found = changes(programs)[:_MOST_CHANGES]
-        return cls(rank, graph, plain, step, at_step(holdings(graph), step), programs, plan.network, found)
+        found, untried = _changes(plan, programs)
+        at_peak = at_step(holdings(graph), step)
+        return cls(rank, graph, plain, step, at_peak, programs, plan.network, found[:_MOST_CHANGES], untried)
 
     @property
     def nbytes(self) -> int:
@@ -102,7 +108,8 @@ class PeakReport:
             }
             for each in self.changes
         ]
-        return {"peak": {**peak, "held": held}, "changes": changed, "time_of": self._time_of()}
+        tried = {"changes": changed, "untried": list(self.untried), "time_of": self._time_of()}
+        return {"peak": {**peak, "held": held}, **tried}
 
     def print(self, console: "Console") -> None:
         """Print what is held, where, and what would lower it."""
@@ -155,8 +162,8 @@ class PeakReport:
         from irpar.pass_manager.memory_limit import peak_bytes
 
         if not self.changes:
-            console.print("nothing that was tried on the programs lowers the peak by a hundredth", soft_wrap=True)
-        for line in self.programs.untried():
+            console.print("nothing that was tried lowers the peak by a hundredth", soft_wrap=True)
+        for line in self.untried:
             console.print(Text(line), soft_wrap=True)
         if not self.changes:
             return
@@ -172,16 +179,15 @@ class PeakReport:
         for number, each in enumerate(self.changes, 1):
             console.print(Text(f"{number}  {each.option}"), soft_wrap=True)
         step = seconds_text(seconds)
-        console.print(Text(f"tried on the programs, one at a time; {step} a step by {self._time_of()}"), soft_wrap=True)
+        console.print(Text(f"each tried by itself; {step} a step by {self._time_of()}"), soft_wrap=True)
 
     def _time_of(self) -> str:
         """By which model times are."""
         from irpar.analysis.cost.network_lookup import network_of
-        from irpar.analysis.recompute.costs import ASSUMED
+        from irpar.analysis.recompute.costs import ASSUMED, timed
 
-        network = network_of(self.network)
         name = network_name(self.network)
-        if network.knows_seconds and network.device is not None:
+        if timed(self.network) is network_of(self.network):
             return name
         return f"{ASSUMED}: {name}, the network of the partition, does not know all times"
 
@@ -210,6 +216,23 @@ class PeakReport:
         text = memory_picture(f"rank {self.rank}: memory over a step", panels, limits)
         with new_file(path, "the picture") as fresh:
             fresh.write_text(text, encoding="utf-8")
+
+
+def _changes(plan: "Plan", programs: "Programs") -> "tuple[list[Change], list[str]]":
+    """What would lower the peak, and what could not be tried."""
+    from irpar.advice.lower_peak import changes, lowering
+    from irpar.advice.planned_anew import Anew
+    from irpar.analysis.recompute.costs import timed
+
+    found, untried = changes(programs), list(programs.untried())
+    nodes = max(map(len, programs.now.graphs))
+    try:
+        if nodes > _MOST_NODES:
+            raise IrparError(f"the program has {nodes:,} nodes")
+        found += Anew(plan, timed(plan.network)).changes()
+    except IrparError as error:
+        untried.append(f"ZeRO, micro-batches and other shardings are not tried: {error.what}")
+    return lowering(programs, found), untried
 
 
 def layer_of(scope: str) -> str:

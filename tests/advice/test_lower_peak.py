@@ -1,7 +1,7 @@
 """What would lower a peak: what is said of a change is what a partition with that change has."""
 
 import irpar
-from irpar.advice.lower_peak import Change, Programs, changes, unbeaten
+from irpar.advice.lower_peak import Change, Programs, changes, lowering
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, with_recompute
 from irpar.pass_manager.memory_limit import peak_bytes
 from tests.training.programs import with_weights
@@ -29,7 +29,7 @@ def programs(pipeline: str = DEFAULT_PIPELINE, mesh: str = "dp=2") -> Programs:
 
 def test_what_is_promised_is_what_a_partition_has() -> None:
     now = programs()
-    found = changes(now)
+    found = lowering(now, changes(now))
     assert found
     for each in found:
         option, given = each.option.split(" ", 1)
@@ -52,8 +52,8 @@ def test_changes_begin_without_the_recompute_that_there_is() -> None:
     assert again.repeated
     assert plain.repeated == 0
     assert peak_bytes(again.plain) == peak_bytes(plain.now) > peak_bytes(again.now)
-    by_option = {each.option: each for each in changes(plain)}
-    for each in changes(again):
+    by_option = {each.option: each for each in lowering(plain, changes(plain))}
+    for each in lowering(again, changes(again)):
         assert each.peak_bytes < peak_bytes(again.now)
         if each.option in by_option:
             assert each.peak_bytes == by_option[each.option].peak_bytes
@@ -71,9 +71,11 @@ def test_a_pipeline_of_ones_own_is_said_as_one() -> None:
 def test_the_limit_is_that_of_the_last_budget() -> None:
     assert programs().limit() is None
     assert programs(with_recompute("recompute{match=*}")).limit() is None
-    share = programs(with_recompute("recompute{budget=0.9}"))
+    share = programs(with_recompute("recompute{budget=0.9, method=sqrt}"))
     assert share.limit() == int(0.9 * peak_bytes(programs().now))
-    assert programs(with_recompute("recompute{budget-gb=0.001}", "zero{threshold-kb=0}")).limit() == 1_000_000
+    assert (
+        programs(with_recompute("recompute{budget-gb=0.001, method=sqrt}", "zero{threshold-kb=0}")).limit() == 1_000_000
+    )
 
 
 def test_what_cannot_be_tried_is_said() -> None:
@@ -93,13 +95,14 @@ def test_the_loop_over_micro_batches_is_looked_into() -> None:
     assert found.repeated
     assert peak_bytes(found.plain) > peak_bytes(found.now)
     assert not list(found.untried())
-    again = [each for each in changes(found) if "again" in each.what]
+    again = [each for each in lowering(found, changes(found)) if "again" in each.what]
     assert again
     assert all(each.peak_bytes < peak_bytes(found.now) and each.more_seconds > 0 for each in again)
 
 
 def test_what_another_change_beats_is_left_out() -> None:
-    made = [
-        Change("", name, peak, seconds) for name, peak, seconds in (("a", 5, 2), ("b", 4, 2), ("c", 6, 1), ("d", 4, 3))
-    ]
-    assert [each.option for each in unbeaten(made)] == ["b", "c"]
+    now = programs()
+    most = peak_bytes(now.now)
+    given = {"a": (0.5, 2), "b": (0.4, 2), "c": (0.6, 1), "d": (0.4, 3), "e": (0.995, 0), "f": (1.2, -1)}
+    made = [Change("", name, int(share * most), seconds) for name, (share, seconds) in given.items()]
+    assert [each.option for each in lowering(now, made)] == ["b", "c"]

@@ -15,6 +15,12 @@ ASSUMED = "h100-nvlink-ib"
 """The network whose device and links are taken where the module's says nothing of them."""
 
 
+def timed(network: str) -> Network:
+    """A network by which a step has a time: that of a module, or where it knows no device or no links, ASSUMED."""
+    given = network_of(network)
+    return given if given.knows_seconds and given.device is not None else network_of(ASSUMED)
+
+
 class Costs:
     """Femtoseconds of nodes and collectives of local programs, by the network of the module."""
 
