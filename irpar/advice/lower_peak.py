@@ -165,7 +165,13 @@ def _globs(module: Module) -> list[str]:
                 for scope in _outer(_NUMBER.sub("*", one.scope)):
                     held[scope] = held.get(scope, 0) + one.nbytes
     ordered = sorted(held, key=lambda scope: (-held[scope], scope))[:_MOST_SCOPES]
-    return [*(["*"] if ordered else []), *(scope if scope.endswith("*") else f"{scope}*" for scope in ordered)]
+    outer = {around for scope in held for around in _outer(scope) if around != scope}
+    globs = ["*"] if ordered else []
+    for scope in ordered:
+        globs.append(scope if scope.endswith("*") else f"{scope}*")
+        if scope in outer:  # What stands in no inner scope, such as sums of a residual stream, stays held.
+            globs.append(f"{scope}/*")
+    return globs
 
 
 def _outer(scope: str) -> Iterator[str]:
