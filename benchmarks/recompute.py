@@ -1,6 +1,7 @@
 """Recompute: what irpar's schedules cost beside Chen's, Checkmate's and Moccasin's on the same training graphs.
 
     python benchmarks/recompute.py [--anchors FOLDER] [--seconds N] [--layers N ...]
+    python benchmarks/recompute.py --only known saved --write   parts, into benchmarks/results/recompute.{json,md}
 
 The graphs (*.json) and the best costs that are known of them are not in the repository: --anchors, IRPAR_ANCHORS, or
 ../shared/anchors beside this project, in a folder recompute. Costs are those of all that runs, relative to no
@@ -11,15 +12,23 @@ layers in 60 s, within 3 % of what 12 layers cost a layer. The exit code is 1 wh
 """
 
 import argparse
+import json
 import os
+import platform
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from irpar.analysis.recompute import RecomputeError, TrainingGraph, TrainingNode, read_graph, simulate, solve
 from irpar.analysis.recompute.saved_sets import cheapest_set, on_demand
 from irpar.analysis.recompute.solution import HEURISTICS
 
+Row = dict[str, Any]
+"""What is said of one case, in the order of the columns; `good`: whether nothing is missed."""
+
+RESULTS = Path(__file__).parent / "results" / "recompute.json"
 DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / "shared" / "anchors"
 SLACK = 0.005
 """By how much a cost that is not proven may be above the best that is known."""
@@ -66,33 +75,28 @@ KNOWN = (
 )
 
 
-def beside_known(folder: Path, seconds: float) -> bool:
-    """Print what is found beside what is known; whether nothing is worse."""
-    print("| graph (nodes) | budget | Chen, as published | best known | sqrt | sweep | chain | auto | by | seconds |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    good = True
+def beside_known(folder: Path, seconds: float) -> Iterator[Row]:
+    """What is found beside what is known."""
     for known in KNOWN:
         graph = read_graph(folder / f"{known.graph}.json")
         plain = simulate(graph, range(len(graph.nodes)))
         budget = graph.fixed_mem + int((plain.peak - graph.fixed_mem) * known.budget)
-        alone = [_cost_text(graph, budget, name) for name in HEURISTICS]
+        alone = {name: _cost_text(graph, budget, name) for name in HEURISTICS}
         found = solve(graph, budget, seconds=seconds)
         cost = found.outcome.cost / plain.cost
         most = known.cost + ROUNDING if known.proven else known.cost * (1 + SLACK)
-        good &= cost <= most
-        cells = (
-            f"{known.graph} ({len(graph.nodes)})",
-            f"{known.budget:.2f}",
-            known.chen,
-            f"{known.cost:.4f}{'*' if known.proven else ''}",
-            *alone,
-            f"{cost:.4f}{'*' if found.proven else ''}{'' if cost <= most else ' MISSED'}",
-            found.method,
-            f"{found.seconds:.1f}",
-        )
-        print("| " + " | ".join(cells) + " |", flush=True)
-    print("`*` proven optimal; - does not fit.\n")
-    return good
+        yield {
+            "graph": known.graph,
+            "nodes": len(graph.nodes),
+            "budget": f"{known.budget:.2f}",
+            "Chen, as published": known.chen,
+            "best known": f"{known.cost:.4f}{'*' if known.proven else ''}",
+            **alone,
+            "auto": f"{cost:.4f}{'*' if found.proven else ''}",
+            "by": found.method,
+            "seconds": f"{found.seconds:.1f}",
+            "good": cost <= most,
+        }
 
 
 def _cost_text(graph: TrainingGraph, budget: int, name: str) -> str:
@@ -166,12 +170,9 @@ def gpt(layers: int) -> TrainingGraph:
     return TrainingGraph(tuple(writer.nodes), tuple(writer.edges), name=f"gpt-{layers}")
 
 
-def layered(counts: list[int], seconds: float) -> bool:
-    """Print what gpts of several depths cost at half their peak, and how long that takes; whether all is met."""
-    print("| layers | nodes | budget | cost | more a layer, beside one layer's own | by | seconds |")
-    print("|---|---|---|---|---|---|---|")
+def layered(counts: list[int], seconds: float) -> Iterator[Row]:
+    """What gpts of several depths cost at half their peak and below, and how long that takes."""
     a_layer = gpt(2).cost - gpt(1).cost
-    good = True
     shares: dict[tuple[int, float], float] = {}
     for layers in counts:
         graph = gpt(layers)
@@ -182,11 +183,16 @@ def layered(counts: list[int], seconds: float) -> bool:
             shares[layers, budget] = 1 + more
             limit = 5 if len(graph.nodes) <= 60 else 60
             above = 12 in counts and layers > 12 and 1 + more > (1 + PER_LAYER) * shares[12, budget]
-            good &= found.seconds <= limit and not above
-            cost = found.outcome.cost / graph.cost
-            row = f"| {layers} | {len(graph.nodes)} | {budget} | {cost:.4f} | {more:.4f} "
-            print(f"{row}| {found.method} | {found.seconds:.1f} |", flush=True)
-    return good
+            yield {
+                "layers": layers,
+                "nodes": len(graph.nodes),
+                "budget": budget,
+                "cost": f"{found.outcome.cost / graph.cost:.4f}",
+                "more a layer, beside one layer's own": f"{more:.4f}",
+                "by": found.method,
+                "seconds": f"{found.seconds:.1f}",
+                "good": found.seconds <= limit and not above,
+            }
 
 
 # -- saved bytes of one block --------------------------------------------------------------------------------------
@@ -217,38 +223,87 @@ def block() -> TrainingGraph:
     return TrainingGraph(tuple(writer.nodes), tuple(writer.edges), name="block")
 
 
-def saved_bytes() -> bool:
-    """Print what is recomputed at the saved bytes of PyTorch's points; whether it is nowhere more."""
-    print("| saved MB, PyTorch | recomputed GFLOP | saved MB, irpar | recomputed GFLOP |")
-    print("|---|---|---|---|")
-    graph, good = block(), True
+def saved_bytes() -> Iterator[Row]:
+    """What is recomputed at the saved bytes of PyTorch's points."""
+    graph = block()
     for megabytes, gigaflops in MIN_CUT:
         # The points are rounded to 0.01 MB.
         saved = cheapest_set(graph, round(megabytes * 1e6 + 5e3))
         assert saved is not None
         again = simulate(graph, on_demand(graph, saved)).cost - graph.cost
         held = sum(graph.nodes[place].mem for place in saved)
-        good &= again <= gigaflops * 1e9 + 5e5
-        print(f"| {megabytes:.2f} | {gigaflops:.3f} | {held / 1e6:.2f} | {again / 1e9:.3f} |", flush=True)
-    print()
-    return good
+        yield {
+            "saved MB, PyTorch": f"{megabytes:.2f}",
+            "recomputed GFLOP, PyTorch": f"{gigaflops:.3f}",
+            "saved MB": f"{held / 1e6:.2f}",
+            "recomputed GFLOP": f"{again / 1e9:.3f}",
+            "good": again <= gigaflops * 1e9 + 5e5,
+        }
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
+
+TITLES = {
+    "known": "Cost of all that runs at a budget, beside the best that is known; `*` proven, - does not fit",
+    "saved": "Saved bytes and recomputed FLOPs of one block, beside PyTorch's min-cut partitioner",
+    "layers": "Gpts of more and more layers at a share of their peak",
+}
+
+
+def lines(rows: Iterable[Row]) -> Iterator[str]:
+    """A table, line by line."""
+    for number, row in enumerate(rows):
+        told = {name: value for name, value in row.items() if name != "good"}
+        if not number:
+            yield f"| {' | '.join(told)} | |"
+            yield f"|{'---|' * (len(told) + 1)}"
+        yield f"| {' | '.join(map(str, told.values()))} | {'' if row['good'] else 'MISSED'} |"
+
+
+def report(found: dict[str, Any]) -> str:
+    """The results in words."""
+    tables = [f"{TITLES[part]}:\n\n" + "\n".join(lines(found[part])) for part in TITLES if part in found]
+    begin = f"# Recompute\n\nWritten by `python benchmarks/recompute.py --write`, {found['on']}."
+    return "\n\n".join([begin, *tables]) + "\n"
 
 
 def main() -> int:
-    """Run all; 1 where something is missed."""
+    """Run all, or some parts; 1 where something is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--anchors", type=Path, help="folder of anchors")
     parser.add_argument("--seconds", type=float, default=20, help="of search for one answer")
     parser.add_argument("--layers", type=int, nargs="*", default=list(LAYERED), help="of the gpts")
+    parser.add_argument("--only", nargs="*", choices=list(TITLES), default=list(TITLES), help="these parts")
+    parser.add_argument("--write", action="store_true", help="write the results beside this script")
     options = parser.parse_args()
     folder = (options.anchors or Path(os.environ.get("IRPAR_ANCHORS", DEFAULT_FOLDER))) / "recompute"
-    good = True
-    if folder.is_dir():
-        good = beside_known(folder, options.seconds)
-    else:
+    parts = {
+        "known": lambda: beside_known(folder, options.seconds),
+        "saved": saved_bytes,
+        "layers": lambda: layered(options.layers, options.seconds),
+    }
+    if "known" in options.only and not folder.is_dir():
         print(f"no anchors at {folder}\n")
-    good &= saved_bytes()
-    return 0 if layered(options.layers, options.seconds) and good else 1
+        del parts["known"]
+    found: dict[str, Any] = {}
+    for name in (name for name in parts if name in options.only):
+        found[name] = list[Row]()
+        print(f"{TITLES[name]}:\n")
+        for line in lines(_noted(parts[name](), found[name])):
+            print(line, flush=True)
+        print()
+    if options.write:
+        known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        on = f"on {os.cpu_count()} cores that others shared, Python {platform.python_version()}"
+        RESULTS.write_text(json.dumps(known | found | {"on": on}, indent=1) + "\n")
+        RESULTS.with_suffix(".md").write_text(report(known | found | {"on": on}))
+    return 0 if all(row["good"] for rows in found.values() for row in rows) else 1
+
+
+def _noted(rows: Iterable[Row], notes: list[Row]) -> Iterator[Row]:
+    for row in rows:
+        notes.append(row)
+        yield row
 
 
 if __name__ == "__main__":

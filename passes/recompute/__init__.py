@@ -120,7 +120,7 @@ class Recompute(Pass):
         costs = Costs(module)
 
         def read(graph: Graph) -> Program:
-            gathers = {node for node, _ in gathered(graph)}
+            gathers = {node for inner in graph.graphs() for node, _ in gathered(inner)}
             return of_program(
                 graph,
                 costs.of_node,

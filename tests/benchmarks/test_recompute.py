@@ -21,14 +21,14 @@ def test_the_verdict(
     benchmark: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     cost: float,
     good: bool,
 ) -> None:
     write_graph(chain(16), tmp_path / "linear16.json")
     monkeypatch.setattr(benchmark, "KNOWN", (benchmark.Known("linear16", 0.6, cost),))
-    assert benchmark.beside_known(tmp_path, 5) is good
-    assert ("MISSED" in capsys.readouterr().out) is not good
+    rows = list(benchmark.beside_known(tmp_path, 5))
+    assert [row["good"] for row in rows] == [good]
+    assert ("MISSED" in benchmark.report({"known": rows, "on": "two cores"})) is not good
 
 
 def test_a_layer_more_is_26_nodes_more(benchmark: ModuleType) -> None:

