@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from irpar.analysis.cost.model import FEMTOSECONDS
@@ -11,9 +11,11 @@ from irpar.analysis.memory.holdings import at_step, holdings, step_of_peak
 from irpar.analysis.recompute import RecomputeError
 from irpar.analysis.recompute.chen import sqrt_schedule
 from irpar.analysis.recompute.costs import Costs
-from irpar.analysis.recompute.of_program import as_part, of_program
-from irpar.analysis.recompute.simulation import simulate
+from irpar.analysis.recompute.matching import names_of, schedule_without
+from irpar.analysis.recompute.of_program import Program, as_part, of_program
+from irpar.analysis.recompute.simulation import Outcome, simulate
 from irpar.analysis.recompute.undone import without_repetitions
+from irpar.globs import matching_names
 from irpar.ir import Module, clone_module
 from irpar.pass_manager import Pass, PassManager
 from irpar.pass_manager.memory_limit import peak_bytes
@@ -24,6 +26,9 @@ _NUMBER = re.compile(r"(?<![\d()])\d+")
 _GLOB = re.compile(r"[*?\[\]]")
 _MOST_SCOPES = 8
 """Of the scopes that hold activations at the peak those are tried that hold most."""
+_MOST_TRIED = 4
+"""Ways to compute again that are tried: those that lower the peak most by the training graphs."""
+_WHOLE = "what is held without recompute"
 _LEAST_LOWER = 0.01
 """Of the peak is what a change has to lower it by."""
 _BUDGET_STEP = 0.01
@@ -122,14 +127,10 @@ def lowering(programs: Programs, found: Iterable[Change]) -> list[Change]:
 def _candidates(programs: Programs) -> Iterator[tuple[Module, Pass, str, str]]:
     """What is tried: the programs to begin with, the pass, what it does, and how it is asked for."""
     said = [each for each in programs.passes if isinstance(each, Recompute)]
-    for glob in _globs(programs.plain):
-        pass_ = Recompute((glob,))
-        yield programs.plain, pass_, f"compute {glob} again in the backward pass", _option(pass_, said, programs)
-    share = _least_share(programs)
-    if share is not None:
-        pass_ = Recompute(budget=share, method="sqrt")
-        option = _option(Recompute(budget=share), said, programs)
-        yield programs.plain, pass_, f"hold at most {share:.0%} of what is held without recompute", option
+    for pass_ in _promising(programs):
+        glob, share = "".join(pass_.match), pass_.budget
+        what = f"compute {glob} again in the backward pass" if glob else f"hold at most {share:.0%} of {_WHOLE}"
+        yield programs.plain, pass_, what, _option(replace(pass_, method="auto"), said, programs)
     if not any(isinstance(each, MemoryOrder) for each in programs.passes):
         pipeline = ",".join(map(str, (*programs.passes, MemoryOrder())))
         yield (
@@ -181,16 +182,41 @@ def _outer(scope: str) -> Iterator[str]:
         yield "/".join(parts[:count])
 
 
-def _least_share(programs: Programs) -> float | None:
-    """The least share of the peak without recompute that Chen's segments hold; None where they hold no less."""
+def _promising(programs: Programs) -> list[Recompute]:
+    """Of scopes, and of the least share that Chen's segments hold, what is worth to be tried by the training graphs."""
+    read = [
+        of_program(graph, programs.cost_of, lambda _: len(programs.plain.graphs) == 1)
+        for graph in programs.plain.graphs
+    ]
+    names = dict.fromkeys(name for graph in programs.plain.graphs for node in graph.walk() for name in names_of(node))
+    found = [(*_outcome(read, matching_names(glob, names)), Recompute((glob,))) for glob in _globs(programs.plain)]
     whole = peak_bytes(programs.plain)
-    least = 0
-    for graph in programs.plain.graphs:
-        part = as_part([of_program(graph, programs.cost_of, lambda node: len(programs.plain.graphs) == 1)])
+    segments = _segments(read)
+    if segments is not None and segments.peak < whole:
+        share = min(1, round(ceil(segments.peak / whole / _BUDGET_STEP) * _BUDGET_STEP, 2))
+        found.append((segments.peak, segments.cost, Recompute(budget=share, method="sqrt")))
+    kept: list[tuple[int, int, Recompute]] = []
+    for each in sorted(found, key=lambda each: each[:2]):
+        if each[0] < whole and (not kept or each[1] < kept[-1][1]):
+            kept.append(each)
+    return [pass_ for _, _, pass_ in kept[:_MOST_TRIED]]
+
+
+def _outcome(programs: Sequence[Program], names: Iterable[str]) -> tuple[int, int]:
+    """Peak and cost of the program with most where nothing is held of what is known by some names."""
+    chosen = set(names)
+    outcomes = [as_part([each]).outcome([schedule_without(part, chosen) for part in each.parts]) for each in programs]
+    return max(each.peak for each in outcomes), max(each.cost for each in outcomes)
+
+
+def _segments(programs: Sequence[Program]) -> Outcome | None:
+    """Peak and cost of the program with most in the segments that hold least; None where one has none."""
+    outcomes: list[Outcome] = []
+    for program in programs:
+        part = as_part([program])
         training = part.around([body.outcome(body.plain).peak for _, body in part.bodies])
         schedule = sqrt_schedule(training, 0)
         if schedule is None:
             return None
-        least = max(least, simulate(training, schedule).peak)
-    share = ceil(least / whole / _BUDGET_STEP) * _BUDGET_STEP
-    return round(share, 2) if share < 1 else None
+        outcomes.append(simulate(training, schedule))
+    return Outcome(max(each.peak for each in outcomes), max(each.cost for each in outcomes))
