@@ -71,9 +71,11 @@ class Accumulate(Pass):
         samples = self.samples(module)
         if self.micro_batches == 1:
             return PassResult(False)
+        whole = [name for name in self._given(module) if name not in {value.source_name for value in samples}]
         _Loop(module, self.micro_batches, samples).write()
         say_trips(module, Trips(self.reduce, self.gather))
-        return PassResult(True, (), {"inputs": len(samples)})
+        notes = (f"each of the {self.micro_batches} micro-batches reads {listed(whole, 5)} whole",) if whole else ()
+        return PassResult(True, notes, {"inputs": len(samples)})
 
     def samples(self, module: Module) -> list[Value]:
         """The inputs of which each trip reads its own.
@@ -82,16 +84,7 @@ class Accumulate(Pass):
             AccumulateError: there are none, or a name of `undivided` matches none, or the target
                 alone would be divided.
         """
-        graph = module.graph
-        gradients = {name for name in graph.output_names if name.startswith(GRAD)}
-        given = {
-            value.source_name: value
-            for value in graph.inputs
-            if value not in graph.states
-            and value.source_name not in module.fixed
-            and GRAD + value.source_name not in gradients
-            and not value.source_name.startswith(GRAD)
-        }
+        given = self._given(module)
         left = {name for pattern in self.undivided for name in _named(pattern, given)}
         rows = {name: _first_dim(value) for name, value in given.items() if name not in left}
         batch = rows.get(TARGET) or next((size for size in rows.values() if size is not None), None)
@@ -111,6 +104,19 @@ class Accumulate(Pass):
                 f"micro-batches share these inputs: {option('undivided', left_out[0])}",
             )
         return found
+
+    def _given(self, module: Module) -> dict[str, Value]:
+        """The inputs of the model and the target, by name."""
+        graph = module.graph
+        gradients = {name for name in graph.output_names if name.startswith(GRAD)}
+        return {
+            value.source_name: value
+            for value in graph.inputs
+            if value not in graph.states
+            and value.source_name not in module.fixed
+            and GRAD + value.source_name not in gradients
+            and not value.source_name.startswith(GRAD)
+        }
 
 
 def _check(graph: Graph) -> None:

@@ -100,7 +100,7 @@ class TrainingRun:
         from irpar.inputs.dataset import dataset_of
         from irpar.inputs.order import Order
         from irpar.training.loop import LoopOptions
-        from irpar.training.micro_batches import as_samples, takes_short
+        from irpar.training.micro_batches import as_samples, taker, takes_short
 
         assert self.data is not None
         values = given_inputs(list(specs.values()), None, given) or {}
@@ -110,7 +110,7 @@ class TrainingRun:
             names = [name for name in facts["inputs"] if name not in values]
             wanted = {name: as_samples(facts, name, specs[name]) for name in names}
             has_short = takes_short(facts)
-            count, batch = dataset_of(str(self.data)).check(wanted, may_be_short=has_short)
+            count, batch = dataset_of(str(self.data)).check(wanted, taker=taker(facts), may_be_short=has_short)
             steps = math.ceil(self.epochs * Order(count, batch, has_short=has_short).steps_per_epoch)
         return LoopOptions(
             self.data.absolute(),

@@ -69,11 +69,14 @@ class Dataset:
             raise DataError("the data have no arrays", where=str(path), do=do)
         return cls(path, arrays)
 
-    def check(self, specs: Mapping[str, Mapping[str, Any]], *, may_be_short: bool = False) -> tuple[int, int]:
+    def check(
+        self, specs: Mapping[str, Mapping[str, Any]], *, taker: str = "a step", may_be_short: bool = False
+    ) -> tuple[int, int]:
         """Compare the arrays with the inputs that they are for.
 
         Args:
             specs: the entry of plan.json's `inputs`, by name.
+            taker: what takes samples, in words.
             may_be_short: whether a step may have fewer samples.
 
         Returns:
@@ -100,24 +103,24 @@ class Dataset:
                 notes=tuple(problems),
                 do="give an array for each input, of its dtype, its first dim the samples",
             )
-        samples, batch = self._counts(specs)
+        samples, batch = self._counts(specs, taker)
         if samples < (1 if may_be_short else batch):
             raise DataError(
-                f"there are {samples} samples, and a step takes {batch}",
+                f"there are {samples} samples, and {taker} takes {batch}",
                 where=str(self.path),
-                do="give more, or make the step for a smaller batch (--bind)",
+                do="give more, or make the step for fewer: --bind, --micro-batches",
             )
         return samples, batch
 
-    def _counts(self, specs: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
+    def _counts(self, specs: Mapping[str, Mapping[str, Any]], taker: str) -> tuple[int, int]:
         sizes = {name: (len(self.arrays[name]), spec["shape"][0]) for name, spec in specs.items()}
         samples, batch = max(sizes.values())
         for name, (has, takes) in sizes.items():
             if takes != batch or has != samples:
                 other = next(other for other, size in sizes.items() if size == (samples, batch))
                 raise DataError(
-                    f"{name} has {has} samples, of which a step takes {takes}; {other} has {samples}, and a step takes "
-                    f"{batch}",
+                    f"{name} has {has} samples, of which {taker} takes {takes}; {other} has {samples}, and {taker} "
+                    f"takes {batch}",
                     where=str(self.path),
                     do="give arrays with equally many samples; an input that is no batch gets its value by --input",
                 )

@@ -16,13 +16,22 @@ from irpar.inputs.dataset import Batch, dataset_of
 from irpar.inputs.order import Order
 from irpar.output.checkpoint import Checkpoint, CheckpointError, checkpoints
 
-from .micro_batches import as_one_batch, as_samples, in_micro_batches, takes_short
+from .micro_batches import as_one_batch, as_samples, in_micro_batches, taker, takes_short
 from .schedule import Schedule
 from .trainer import Trainer
 
 METRICS = "metrics.jsonl"
 _BEGINNING = '{"step": '
 """Of each line, also where the rest of it was not written: a file of anything else is nobody's to replace."""
+
+
+_WORDS: Mapping[str, Callable[[Any], str]] = {
+    "samples": "{} samples".format,
+    "batch": "steps of {} samples".format,
+    "seed": "seed {}".format,
+    "is_shuffled": lambda is_shuffled: "samples shuffled" if is_shuffled else "samples in order",
+}
+"""What must be as it was in a run that is gone on with."""
 
 
 class LoopError(IrparError):
@@ -139,7 +148,7 @@ def run_loop(
     data = dataset_of(str(options.data))
     has_short = takes_short(trainer.facts)
     wanted = {name: as_samples(trainer.facts, name, inputs[name]) for name in names}
-    samples, batch = data.check(wanted, may_be_short=has_short)
+    samples, batch = data.check(wanted, taker=taker(trainer.facts), may_be_short=has_short)
     before = _resumed(trainer, options)
     order = _order(options, before, samples, batch, has_short=has_short)
     trainer.schedule = _schedule(trainer, options, before)
@@ -216,9 +225,9 @@ def _order(options: LoopOptions, before: Checkpoint | None, samples: int, batch:
     for name, value in given.items():
         if name in known and value is not None and known[name] != value:
             raise LoopError(
-                f"the run before had {name.replace('_', ' ')} {known[name]}, and this one has {value}",
+                f"the run before had {_WORDS[name](known[name])}, and this one has {_WORDS[name](value)}",
                 where=str(options.checkpoint),
-                do="go on with the same data and seed, or begin anew in another folder",
+                do="go on with the same data, seed and number of samples a step, or begin anew in another folder",
             )
     seed = options.seed if options.seed is not None else known.get("seed", 0)
     return Order(samples, batch, seed, options.is_shuffled, has_short)
@@ -270,7 +279,8 @@ def _evaluation(
         )
     names = trainer.facts["inputs"]
     path = str(options.evaluation)
-    samples, batch = dataset_of(path).check({name: as_one_batch(trainer.facts, inputs[name]) for name in names})
+    wanted = {name: as_one_batch(trainer.facts, inputs[name]) for name in names}
+    samples, batch = dataset_of(path).check(wanted, taker="an evaluation at a time")
     order = Order(samples, batch, is_shuffled=False)
     return [Batch(path, order.rows(number), names, limits) for number in range(order.steps_per_epoch)]
 

@@ -52,6 +52,12 @@ def takes_short(facts: "TrainingFacts | Mapping[str, Any] | None") -> bool:
     return found is not None and bool(found.get("short"))
 
 
+def taker(facts: "TrainingFacts | Mapping[str, Any] | None") -> str:
+    """What takes samples, in words: a step, of so many micro-batches."""
+    count, names = stacked_inputs(facts)
+    return f"a step of {count} micro-batches" if names else "a step"
+
+
 def in_micro_batches(facts: "TrainingFacts", rows: Array, batch: int) -> Array:
     """Numbers of samples in the order in which a step takes them: of several micro-batches a row of each.
 

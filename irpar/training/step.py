@@ -111,7 +111,8 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     differentiate = Autodiff((LOSS,), names, keep_outputs=True, only_reached=True)
     notes += PassManager([differentiate]).run(module).notes
     _require_gradients(module, parameters)
-    accumulated = _accumulate(module, settings)
+    accumulated, whole = _accumulate(module, settings)
+    notes += whole
     if accumulated is not None and model is not None:
         require_independent(model, accumulated["inputs"], settings)
         count_samples(module)
@@ -217,21 +218,21 @@ def _require_gradients(module: Module, parameters: list[Value]) -> None:
         )
 
 
-def _accumulate(module: Module, settings: Settings) -> MicroBatchFacts | None:
-    """Let the step go over micro-batches; what its plan says of them."""
+def _accumulate(module: Module, settings: Settings) -> tuple[MicroBatchFacts | None, tuple[str, ...]]:
+    """Let the step go over micro-batches; what its plan says of them, and lines about them."""
     from irpar.pass_manager import PassManager
     from irpar.passes.accumulate import Accumulate
     from irpar.passes.add_loss import MASK
 
     if settings.micro_batches == 1:
         _require_several(settings)
-        return None
+        return None, ()
     reduce, gather = settings.reduce_gradients, settings.gather_parameters
     accumulate = Accumulate(settings.micro_batches, settings.undivided, reduce, gather)  # type: ignore[arg-type]
     names = [value.source_name for value in accumulate.samples(module) if value.source_name != MASK]
     PassManager.parse("cse").run(module)  # Gradients that are equal are added up once.
-    PassManager([accumulate]).run(module)
-    return {
+    notes = PassManager([accumulate]).run(module).notes
+    facts: MicroBatchFacts = {
         "count": settings.micro_batches,
         "inputs": names,
         "reduce": _when(reduce),
@@ -239,6 +240,7 @@ def _accumulate(module: Module, settings: Settings) -> MicroBatchFacts | None:
         "why": "",
         "short": settings.short_batches,
     }
+    return facts, tuple(notes)
 
 
 def _when(asked: str) -> str:

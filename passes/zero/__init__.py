@@ -223,7 +223,7 @@ def _trained(module: Module) -> list[Trained]:
     for value, state in graph.states.items():
         if state.kind in OPTIMIZER_KINDS and state.parameter is not None:
             of.setdefault(state.parameter, []).append(value)
-    gradients = {value.source: value for value in graph.values() if (value.source or "").startswith(GRAD)}
+    gradients = {value.source_name: value for value in graph.values() if value.source_name.startswith(GRAD)}
     found = [
         Trained(value, tuple(of.get(value.source_name, ())), gradients.get(GRAD + value.source_name))
         for value, state in graph.states.items()

@@ -206,8 +206,11 @@ def test_a_run_that_is_not_the_one_before_is_refused(partition: irpar.Partition,
     run(partition, data, steps=2, checkpoint=folder, seed=3)
     told = {
         "the folder has checkpoints of another run": {"resume": False},
-        "the run before had seed 3, and this one has 4": {"resume": True, "seed": 4},
-        "the run before had is shuffled True, and this one has False": {"resume": True, "is_shuffled": False},
+        "the run before had seed 3, and this one has seed 4": {"resume": True, "seed": 4},
+        "the run before had samples shuffled, and this one has samples in order": {
+            "resume": True,
+            "is_shuffled": False,
+        },
     }
     for text, options in told.items():
         with pytest.raises(LoopError) as caught:
@@ -215,7 +218,7 @@ def test_a_run_that_is_not_the_one_before_is_refused(partition: irpar.Partition,
         assert caught.value.what == text
         assert caught.value.do
     data_file(tmp_path, SAMPLES - 1)
-    with pytest.raises(LoopError, match="the run before had samples 20, and this one has 19"):
+    with pytest.raises(LoopError, match="the run before had 20 samples, and this one has 19 samples"):
         run(partition, data, checkpoint=folder, resume=True)
     shutil.rmtree(folder / "step-00000002")
     with pytest.raises(LoopError, match="the file has the metrics of another run"):

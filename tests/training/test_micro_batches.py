@@ -440,7 +440,31 @@ def test_other_numbers_of_samples() -> None:
 def test_too_few_samples(network: Path, tmp_path: Path, capsys: Capture) -> None:
     assert train(capsys, network, "--mesh", "one")[0] == 0
     data = data_file(tmp_path, 20)
-    refused(capsys, "there are 20 samples, and a step takes 32", "run", tmp_path / "out", "--data", data, "--steps", 1)
+    refused(
+        capsys,
+        "there are 20 samples, and a step of 4 micro-batches takes 32",
+        "run",
+        tmp_path / "out",
+        "--data",
+        data,
+        "--steps",
+        1,
+    )
+
+
+def test_too_few_samples_to_evaluate_on(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert train(capsys, network, "--mesh", "one")[0] == 0
+    data = data_file(tmp_path, 32)
+    np.savez(tmp_path / "few.npz", **samples(3))
+    words = ("run", tmp_path / "out", "--data", data, "--steps", 1, "--eval-data", tmp_path / "few.npz")
+    refused(capsys, "there are 3 samples, and an evaluation at a time takes 8", *words)
+
+
+def test_what_all_micro_batches_read_is_told(tmp_path: Path, capsys: Capture) -> None:
+    save(with_weights(BIASED, w=np.ones((6, 3))), tmp_path / "biased.onnx")
+    code, printed, err = train(capsys, tmp_path / "biased.onnx", "--mesh", "one")
+    assert code == 0, err
+    assert "each of the 4 micro-batches reads offset whole" in printed
 
 
 def test_models_without_a_batch() -> None:
