@@ -270,7 +270,7 @@ def _opened(plan: "Plan", folder: Path, rank: int) -> Any:
     Parts that the plan has the same figures of are alike.
     """
     from irpar.analysis.opening import with_calls_opened
-    from irpar.runtime.pieces import open_parts, ranks_by_part
+    from irpar.runtime.pieces import open_programs, ranks_by_part
 
     ranks_by_part(plan, [rank])  # Refuses a rank that is not there.
     first: dict[tuple[Any, ...], int] = {}
@@ -278,7 +278,7 @@ def _opened(plan: "Plan", folder: Path, rank: int) -> Any:
         part = plan.parts[entry["part"]]
         figures = (entry["peak_bytes"], entry["arena_bytes"], *entry["memory"].values(), part["flops"])
         first.setdefault((*figures, len(part["segments"])), entry["rank"])
-    opened = open_parts(folder, list(first.values()), plan)
+    opened = open_programs(folder, list(first.values()), plan)
     modules = [with_calls_opened(module) for module in opened.modules]
     number = next(number for number, part in enumerate(opened.parts) if rank in part.ranks)
     joined = modules[0]

@@ -105,9 +105,9 @@ def _of_rank(folder: Path, rank: int) -> "list[Lifetime[str]]":
     from irpar.analysis.memory.offsets.lifetimes import Lifetime
     from irpar.analysis.opening import with_calls_opened
     from irpar.ir import Value
-    from irpar.runtime.pieces import open_parts
+    from irpar.runtime.pieces import open_programs
 
-    graph = with_calls_opened(open_parts(folder, [rank]).modules[0]).graph
+    graph = with_calls_opened(open_programs(folder, [rank]).modules[0]).graph
     found = []
     for one in lifetimes(graph):
         name = one.key.name if isinstance(one.key, Value) else f"inside {one.key.label}"

@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,7 +61,27 @@ def open_parts(
     Raises:
         IrparError: plan.json or a part is missing, damaged, or of another partition; there is no such rank.
     """
-    folder = Path(folder)
+
+    def check_data(folder: Path, plan: Plan, index: int, module: Module) -> None:
+        _check_weights(folder, plan.parts[index], module)
+        _give_state(folder, plan, plan.parts[index]["model"], module)
+
+    return _open(Path(folder), ranks, plan, check_data)
+
+
+def open_programs(
+    folder: str | os.PathLike[str], ranks: Collection[int] | None = None, plan: Plan | None = None
+) -> OpenedParts:
+    """As `open_parts`, for who looks at programs and runs none: weights need not be there, and state has no numbers."""
+    return _open(Path(folder), ranks, plan, lambda folder, plan, index, module: None)
+
+
+def _open(
+    folder: Path,
+    ranks: Collection[int] | None,
+    plan: Plan | None,
+    check_data: Callable[[Path, Plan, int, Module], None],
+) -> OpenedParts:
     plan = plan or plan_of(folder)
     members = ranks_by_part(plan, ranks)
     _check_there(folder, plan, members, ranks)
@@ -72,7 +92,7 @@ def open_parts(
     modules = {index: load(folder / plan.parts[index]["model"]) for index in members}
     check_pieces(folder, plan, modules)
     for index, module in modules.items():
-        _give_state(folder, plan, plan.parts[index]["model"], module)
+        check_data(folder, plan, index, module)
     mesh = plan.mesh_of_ranks
     # A part that no rank runs was looked at, since the plan may have been edited; it is not run.
     used = {index: of for index, of in members.items() if of}
@@ -248,7 +268,7 @@ def _check_sum(folder: Path, name: str, expected: str | None, listing: str) -> N
 
 
 def check_pieces(folder: Path, plan: Plan, modules: Mapping[int, Module]) -> None:
-    """Refuse a folder in which a piece is not what the plan says.
+    """Refuse a folder in which a program is not what the plan says.
 
     Args:
         folder: the output folder.
@@ -256,15 +276,13 @@ def check_pieces(folder: Path, plan: Plan, modules: Mapping[int, Module]) -> Non
         modules: number of a part to its model, for some parts or all.
 
     Raises:
-        ProgramError: a model or its weights belong to another part or partition, a collective cannot be or is not the
-            plan's, or the plan was edited.
-        RunError: weights are needed that are not there.
+        ProgramError: a model belongs to another part or partition, a collective cannot be or is not the plan's, or the
+            plan was edited.
     """
     for index, module in modules.items():
         entry = plan.parts[index]
         _check_model(folder, plan, index, module)
         _check_interface(folder, plan, entry["model"], module)
-        _check_weights(folder, entry, module)
         _check_nodes(folder, entry["model"], module)
     _check_collectives(folder, plan, modules)
 

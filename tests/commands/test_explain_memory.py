@@ -116,6 +116,14 @@ def test_without_the_programs_it_tells_what_the_plan_has(folder: Path, tmp_path:
     refused(capsys, "not here: part0", "explain", tmp_path, "--memory", "--svg", tmp_path / "no.svg")
 
 
+def test_weights_need_not_be_there(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    irpar.partition(step(), "dp=2").save(tmp_path / "none", weights="none")
+    assert explained(capsys, tmp_path / "none")["peak"] == explained(capsys, folder / "plain")["peak"]
+    code, printed, _ = call(capsys, "plan-memory", tmp_path / "none")
+    assert code == 0
+    assert call(capsys, "plan-memory", folder / "plain")[1] == printed
+
+
 def test_mistakes(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     given = ("explain", folder / "plain")
     refused(capsys, "--rank is for --memory alone", *given, "--rank", 0)
