@@ -360,14 +360,14 @@ def chain_schedule(graph: TrainingGraph, budget: int, end: float = inf) -> list[
     return cheapest(graph, _planned(Chain(graph, end), budget), budget)
 
 
-def least_chain(graph: TrainingGraph, end: float = inf) -> list[int] | None:
-    """The schedule of the dynamic program with the least peak, of what it plans with for several budgets."""
+def small_chains(graph: TrainingGraph, end: float = inf) -> list[list[int]]:
+    """Schedules of the dynamic program that hold little: what it plans with for several budgets, the same each time."""
     chain = Chain(graph, end)
     floor, most = lower_bound(graph), simulate(graph, range(len(graph.nodes))).peak
     found: list[list[int]] = []
     for number in range(LEAST_BUDGETS):
         found += _planned(chain, floor + (most - floor) * number // LEAST_BUDGETS)
-    return cheapest(graph, found, 0)
+    return found
 
 
 def _planned(chain: Chain, budget: int) -> list[list[int]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from irpar.analysis.cp_sat import solver_module
 from irpar.units import bytes_text
 
-from .chain import chain_schedule, least_chain
+from .chain import chain_schedule, small_chains
 from .chen import sqrt_schedule
 from .retention import Found, least_peak, optimal_schedule
 from .saved_sets import cheapest, sweep_schedule
@@ -94,8 +94,7 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
     found = _by_heuristics(graph, max(budget, floor), names, end)
     best = _best(graph, [*found.values(), plain], budget)
     if simulate(graph, best).peak > budget:
-        least = _least(graph, budget, end)
-        found[method] = best = _best(graph, [least, best] if simulate(graph, least).peak <= budget else [least], budget)
+        found[method] = best = _best(graph, _smallest(graph, budget, end), budget)
     exact: Found | None = None
     is_searched = method == "optimal" or (method == "auto" and len(plain) <= MOST_SOLVED)
     left = end - time.monotonic()
@@ -132,18 +131,19 @@ def _best(graph: TrainingGraph, schedules: Sequence[list[int]], budget: int) -> 
     return best
 
 
-def _least(graph: TrainingGraph, budget: int, end: float) -> list[int]:
-    """The schedule that was found to hold least, or one that fits: the same whatever the budget, as far as time lasts.
+def _smallest(graph: TrainingGraph, budget: int, end: float) -> list[list[int]]:
+    """Schedules that hold little: the same whatever the budget, as far as time lasts; the least where none else fits.
 
     So that what is said to be the least that was found can be had where it is asked for.
     """
     floor = lower_bound(graph)
-    plain = list(range(len(graph.nodes)))
     now = time.monotonic()
     stop = now + (end - now) * LEAST_SHARE
-    found = [sqrt_schedule(graph, floor, stop), sweep_schedule(graph, floor, stop), least_chain(graph, stop)]
-    seed = _best(graph, [plain, *(schedule for schedule in found if schedule is not None)], 0)
+    found = [list(range(len(graph.nodes)))]
+    found += (each for each in (sqrt_schedule(graph, floor, stop), sweep_schedule(graph, floor, stop)) if each)
+    found += small_chains(graph, stop)
+    seed = _best(graph, found, 0)
     left = stop - time.monotonic()
     if left > 0 and len(graph.nodes) <= MOST_SOLVED and simulate(graph, seed).peak > max(floor, budget):
-        return list(least_peak(graph, left, seed, max(floor, budget)))
-    return seed
+        found.append(list(least_peak(graph, left, seed, max(floor, budget))))
+    return found
