@@ -197,9 +197,9 @@ def _wrong_optimizers(segment: Segment) -> list[str]:
     again is no longer read by the backward pass, so that chains of it would become one operator, with another rounding
     than that of the program without recompute.
     """
-    wrong = [_MERGES_EQUAL, *_FUSES_CHAINS] if any(map(is_recomputed, segment.nodes)) else []
-    walked = (inner for node in segment.nodes for inner in _walk(node) if inner.op_type == "DequantizeLinear")
-    for node in walked:
+    walked = [inner for node in segment.nodes for inner in _walk(node)]
+    wrong = [_MERGES_EQUAL, *_FUSES_CHAINS] if any(map(is_recomputed, walked)) else []
+    for node in (inner for inner in walked if inner.op_type == "DequantizeLinear"):
         has_point = len(node.operands) > 2 and node.operands[2] is not None
         is_other = node.operands[0] is not None and node.operands[0].dtype is not DType.U8
         if is_other and has_point == (node.version >= 21):
