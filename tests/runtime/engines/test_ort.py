@@ -19,6 +19,7 @@ from irpar.runtime.engines.ort import _Weights, segment_model
 from irpar.runtime.engines.ort_versions import ALWAYS_LOADED, newest_opset
 from irpar.runtime.errors import EngineError
 from irpar.runtime.executor import Executor
+from irpar.runtime.instructions import Compute
 from irpar.runtime.program import build_program
 from irpar.sharding import Mesh
 from irpar.verification.inputs import random_inputs
@@ -327,3 +328,20 @@ def test_running_statistics_of_a_batch_are_not_written_over_those_before(half: b
         np.testing.assert_allclose(found["m"], (mean + wide.mean(axis=(0, 2))) / 2, rtol=1e-6)
         np.testing.assert_allclose(found["v"], (np.array([1, 3]) + wide.var(axis=(0, 2))) / 2, rtol=1e-6)
     np.testing.assert_array_equal(mean, [1, -1])
+
+
+@pytest.mark.parametrize("mark", [' meta {"irpar.recompute": "again"}', ""])
+def test_what_is_computed_again_in_a_body_stays_apart(mark: str) -> None:
+    looped = module(f"""
+    mesh @m = ["x"=1]
+    graph local @g(%s: f32[4], %x: f32[2, 4]) -> (%y) opset 21 ranks [0] {{
+      %y = Scan(%s, %x) {{body=graph @body(%t: f32[4], %i: f32[4]) -> (%u) {{
+        %a = Exp(%i) : f32[4]
+        %b = Exp(%i) : f32[4]{mark}
+        %c = Mul(%a, %b) : f32[4]
+        %u = Add(%t, %c) : f32[4]
+      }}, num_scan_inputs=1}} : f32[4]
+    }}
+    """)
+    (segment,) = (step.segment for step in build_program(looped.graph).instructions if isinstance(step, Compute))
+    assert ("CommonSubexpressionElimination" in ort_engine._wrong_optimizers(segment)) == bool(mark)
