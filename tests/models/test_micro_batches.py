@@ -1,18 +1,21 @@
 """Micro-batches on training steps of every family: the parameters after some steps are those of one device."""
 
+from functools import cache
+from typing import Any
+
 import numpy as np
 import pytest
 
 import irpar
-from irpar.ir import clone_module
 from irpar.models import FAMILIES, build
 from irpar.pass_manager.default_pipeline import with_zero
 from tests.models.test_partitioned_gradients import annotated
-from tests.models.test_training import CLASSES, batches, difference, trained
+from tests.models.test_training import CLASSES, Array, batches, difference, trained
 
 COUNT = 4
 MESHES = ({"dp": 4}, {"dp": 2, "tp": 2})
 STAGES = ("", "stage=1, threshold-kb=0", "stage=2, threshold-kb=0", "stage=3, threshold-kb=0")
+EACH = {"reduce_gradients": "micro-batch", "gather_parameters": "micro-batch"}
 DEPENDENT = ("resnet", "control")
 """Families in which samples of a batch meet: in statistics, in what a branch is chosen by."""
 SHORT = 13
@@ -20,32 +23,50 @@ SHORT = 13
 
 
 def step_of(
-    family: str, mesh: dict[str, int] | None = None, *, micro_batches: int = COUNT, short: bool = False, **size: int
+    family: str,
+    mesh: dict[str, int] | None = None,
+    *,
+    micro_batches: int = COUNT,
+    short: bool = False,
+    batch: int | None = None,
+    **options: Any,
 ) -> irpar.Module:
     """A step of a family, annotated for a mesh."""
     loss = "cross_entropy" if family in CLASSES else "mse"
-    module = irpar.load(build(family, preset="tiny", dtype="float64", **size))
+    module = irpar.load(build(family, preset="tiny", dtype="float64", **({} if batch is None else {"batch": batch})))
     if mesh is not None:
         module.set_mesh(irpar.Mesh(mesh))
         annotated(module, family, mesh)
-    return irpar.train_step(module, loss=loss, optimizer="adamw", micro_batches=micro_batches, short_batches=short)
+    return irpar.train_step(
+        module, loss=loss, optimizer="adamw", micro_batches=micro_batches, short_batches=short, **options
+    )
+
+
+@cache
+def reference(family: str) -> tuple[list[dict[str, Array]], list[float], dict[str, Array]]:
+    """Samples of some steps, and what one device makes of them."""
+    step = step_of(family)
+    data = batches(step)
+    losses, state = trained(irpar.partition(step, "d=1"), data, engine="numpy")
+    # AdamW makes steps of the learning rate of what is zero but for rounding: biases of keys.
+    return (
+        data,
+        losses,
+        {name: array for name, array in state.items() if "key.bias" not in name and ".k.bias" not in name},
+    )
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("zero", "sent"), [(zero, {}) for zero in STAGES] + [(STAGES[3], EACH)])
+@pytest.mark.parametrize("mesh", MESHES, ids=["dp", "dp-tp"])
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_parameters_after_some_steps(family: str) -> None:
-    step = step_of(family)
-    data = batches(step)
-    losses, state = trained(irpar.partition(clone_module(step), "d=1"), data, engine="numpy")
-    # AdamW makes steps of the learning rate of what is zero but for rounding: biases of keys.
-    compared = {name: array for name, array in state.items() if "key.bias" not in name and ".k.bias" not in name}
-    for mesh in MESHES:
-        for options in STAGES:
-            pipeline = with_zero(f"zero{{{options}}}") if options else None
-            made = irpar.partition(step_of(family, mesh), mesh, pipeline=pipeline)
-            others, found = trained(made, data, engine="numpy")
-            np.testing.assert_allclose(others, losses, rtol=1e-10, err_msg=f"{mesh} {options}")
-            assert difference(found, compared) <= 1e-10, (mesh, options)
+def test_parameters_after_some_steps(family: str, mesh: dict[str, int], zero: str, sent: dict[str, str]) -> None:
+    data, losses, expected = reference(family)
+    pipeline = with_zero(f"zero{{{zero}}}") if zero else None
+    made = irpar.partition(step_of(family, mesh, **sent), mesh, pipeline=pipeline)
+    others, found = trained(made, data, engine="numpy")
+    np.testing.assert_allclose(others, losses, rtol=1e-10)
+    assert difference(found, expected) <= 1e-10
 
 
 @pytest.mark.slow
