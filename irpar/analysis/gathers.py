@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from irpar.analysis.layers import find_layers
+from irpar.analysis.looping import outermost
 from irpar.analysis.memory.by_use import only_moves
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Graph, Module, Node, Value
@@ -96,16 +97,9 @@ def _inside_layers(graph: Graph, parameters: set[Value], places: Mapping[Node, i
     return found
 
 
-def _outermost(graph: Graph) -> Graph:
-    """The graph that holds a body, or the graph itself."""
-    while graph.parent is not None and graph.parent.graph is not None:
-        graph = graph.parent.graph
-    return graph
-
-
 def gathered(graph: Graph) -> Iterator[tuple[Node, Value]]:
     """The nodes that only move elements of a parameter that is state, of the graph around it in a body; and that."""
-    states = _outermost(graph).states
+    states = outermost(graph).states
     moved: dict[Value, Value] = {value: value for value, state in states.items() if state.kind == "parameter"}
     for node in graph if moved else ():
         reads = [value for value in node.inputs if not value.is_constant]

@@ -1,14 +1,15 @@
 """What the peak of a program is made of: parameters, gradients, optimizer state, activations and buffers."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from itertools import accumulate
 
+from irpar.analysis.looping import LOOPS, outermost
 from irpar.ir import Graph, Node, Value
 from irpar.ir.state import OPTIMIZER_KINDS
 from irpar.ops import traits
 from irpar.ops.effects import is_communication
 
-from .liveness import Peak, Uses, uses_of, value_bytes
+from .liveness import Peak, Uses, peak, uses_of, value_bytes
 
 USES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
@@ -24,27 +25,48 @@ def bytes_by_use(graph: Graph, most: Peak, uses: Uses | None = None) -> dict[str
     Returns:
         parameters: weights, be they constants or state, and optimizer: state that belongs to parameters, old and new
         where neither is written over the other. gradients: what the update reads, and buffers: gradients before they
-        are reduced and what is gathered of parameters, beside other state, such as caches. Of each the most that is
-        held at once; activations: the rest at the peak.
+        are reduced or added up and what is gathered of parameters, beside other state, such as caches. Of each the most
+        that is held at once; activations: the rest at the peak.
     """
     found = dict.fromkeys(USES, 0)
     found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
     if graph.states:
+        by_use = _by_use(graph)
+        inside = {node: _inside(node, by_use) for node in graph if node.identity in LOOPS}
         held = _Held(graph, uses or uses_of(graph))
-        for use, values in _by_use(graph).items():
-            found[use] += held.most(values)
-            found["activations"] -= held.at(values, most.node)
+        for use, values in by_use.items():
+            with_bodies = (held.at(values, node) + each.get(use, 0) for node, each in inside.items())
+            found[use] += max([held.most(values), *with_bodies])
+            at_peak = inside.get(most.node, {}).get(use, 0) if most.node is not None else 0
+            found["activations"] -= held.at(values, most.node) + at_peak
     return found
+
+
+def _inside(node: Node, by_use: Mapping[str, Set[Value]]) -> dict[str, int]:
+    """What the body of a loop holds at its peak, by use, but for activations."""
+    body = LOOPS[node.identity](node).body
+    uses = uses_of(body)
+    held, where = _Held(body, uses), peak(body, uses).node
+    return {use: held.at(values, where) for use, values in _by_use_in_body(node, by_use).items()}
 
 
 def uses_by_value(graph: Graph) -> dict[Value, str]:
     """What values of a local graph are for, each with one of USES; others are activations, constants parameters."""
     found: dict[Value, str] = dict.fromkeys(graph.constants, "parameters")
-    if graph.states:
-        for use, values in _by_use(graph).items():
-            for value in values:
-                found.setdefault(value, use)
+    for use, values in _uses_of_graph(graph).items():
+        for value in values:
+            found.setdefault(value, use)
     return found
+
+
+def _uses_of_graph(graph: Graph) -> Mapping[str, Set[Value]]:
+    """What there is beside activations and constants, by use; of a body by what its loop is for."""
+    if graph.states:
+        return _by_use(graph)
+    holder = graph.parent
+    if holder is None or holder.graph is None or holder.identity not in LOOPS:
+        return {}
+    return _by_use_in_body(holder, _uses_of_graph(holder.graph))
 
 
 def _by_use(graph: Graph) -> dict[str, set[Value]]:
@@ -53,7 +75,25 @@ def _by_use(graph: Graph) -> dict[str, set[Value]]:
     gradients, unreduced = _gradients(graph)
     found["gradients"] = gradients
     found["buffers"] |= (unreduced | _gathered(graph)) - gradients - found["parameters"] - found["optimizer"]
+    known = set[Value]().union(*found.values())
+    for node in graph:
+        if node.identity in LOOPS:
+            starts = {start for start, _, _ in _added_up(node, known) if start is not None and not start.is_constant}
+            found["buffers"] |= starts - known
     return found
+
+
+def _by_use_in_body(node: Node, by_use: Mapping[str, Set[Value]]) -> dict[str, set[Value]]:
+    """The same of the body of a loop: what trips hand on of what it adds up, and what they gather."""
+    carried = _added_up(node, set[Value]().union(*by_use.values()))
+    handed_on = {value for _, before, after in carried for value in (before, after)}
+    return {"buffers": handed_on | _gathered(LOOPS[node.identity](node).body)} if by_use else {}
+
+
+def _added_up(node: Node, known: Set[Value]) -> list[tuple[Value | None, Value, Value]]:
+    """What a loop carries to values of a known use: its start, and in the body what comes in and what goes out."""
+    loop = LOOPS[node.identity](node)
+    return [each for each, final in zip(loop.carried, loop.finals, strict=True) if final in known]
 
 
 def _kept(graph: Graph) -> dict[str, set[Value]]:
@@ -122,7 +162,7 @@ def _phase(value: Value) -> str | None:
 
 def _gathered(graph: Graph) -> set[Value]:
     """What is gathered of parameters."""
-    parameters = {value for value, state in graph.states.items() if state.kind == "parameter"}
+    parameters = {value for value, state in outermost(graph).states.items() if state.kind == "parameter"}
     moved: set[Value] = set(parameters)
     found: set[Value] = set()
     for node in graph:

@@ -1,6 +1,6 @@
 """What memory is for: gradients and gathered parameters apart from other activations."""
 
-from irpar.analysis.memory.by_use import bytes_by_use
+from irpar.analysis.memory.by_use import bytes_by_use, uses_by_value
 from irpar.analysis.memory.liveness import peak
 from irpar.ir import parse_module
 
@@ -69,3 +69,41 @@ def test_programs_without_state_have_weights_and_activations_alone() -> None:
     ).graph
     found = bytes_by_use(graph, peak(graph))
     assert found == {"parameters": 4, "gradients": 0, "optimizer": 0, "activations": 32, "buffers": 0}
+
+
+LOOP = """
+graph local @step(%xs: f32[4, 64], state parameter %w: f32[64]) -> (%l as "loss", %w_1 replaces %w) opset 21 {
+  %z = constant : f32[] 0.0
+  %n = constant : i64[1] [64]
+  %zeros = Expand(%z, %n) {| phase=backward} : f32[64]
+  %g = Scan(%zeros, %xs) {body=graph(%sum: f32[64], %x: f32[64]) -> (%added) {
+    %h = Mul(%x, %w) {| phase=forward} : f32[64]
+    %d = Neg(%h) {| phase=backward} : f32[64]
+    %added = Add(%sum, %d) {| phase=backward} : f32[64]
+  }, num_scan_inputs=1 | phase=backward} : f32[64]
+  %l = ReduceSum(%g) {keepdims=0 | phase=backward} : f32[]
+  %w_1 = Sub(%w, %g) {| phase=optimizer} : f32[64]
+}
+"""
+
+
+def test_what_a_loop_adds_up_is_no_activation() -> None:
+    graph = parse_module(LOOP).graph
+    most = peak(graph)
+    assert most.node is not None
+    assert most.node.op_type == "Scan"
+    found = bytes_by_use(graph, most)
+    # The sum as it begins, and as a trip gets it; at the peak h and d beside it, and what all trips read.
+    assert found["gradients"] == 4 * 64
+    assert found["buffers"] == 2 * 4 * 64
+    assert found["activations"] == 4 * (4 * 64 + 2 * 64)
+    assert sum(found.values()) == most.total_bytes
+    (body,) = next(node for node in graph if node.op_type == "Scan").nested_graphs()
+    used = {value.name: use for value, use in {**uses_by_value(graph), **uses_by_value(body)}.items()}
+    assert {name: used.get(name) for name in ("zeros", "sum", "added", "g", "d")} == {
+        "zeros": "buffers",
+        "sum": "buffers",
+        "added": "buffers",
+        "g": "gradients",
+        "d": None,
+    }
