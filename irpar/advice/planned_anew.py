@@ -196,6 +196,8 @@ class Anew:
         else:
             _bind(module, plan)
         module.network = plan.network
+        if all(each.match for each in self._again()):  # A budget sets its limit itself.
+            module.memory_limit = plan.memory_limit
         module.set_mesh(plan.mesh_of_ranks)
         ranks = {value.source_name: value.tensor_type.rank or 0 for value in module.graph.inputs}
         for entry in plan.values:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from irpar.analysis.layers import find_layers
-from irpar.analysis.looping import outermost
 from irpar.analysis.memory.by_use import only_moves
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Graph, Module, Node, Value
+from irpar.ops.coords import root_of
 
 from .said import read_said, write_said
 
@@ -99,7 +99,7 @@ def _inside_layers(graph: Graph, parameters: set[Value], places: Mapping[Node, i
 
 def gathered(graph: Graph) -> Iterator[tuple[Node, Value]]:
     """The nodes that only move elements of a parameter that is state, of the graph around it in a body; and that."""
-    states = outermost(graph).states
+    states = root_of(graph).states
     moved: dict[Value, Value] = {value: value for value, state in states.items() if state.kind == "parameter"}
     for node in graph if moved else ():
         reads = [value for value in node.inputs if not value.is_constant]

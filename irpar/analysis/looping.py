@@ -192,10 +192,3 @@ def _slices(node: Node, prefix: str, outside: list[Value], inside: list[Value], 
         Slices(whole, part, axis, bool(direction))
         for whole, part, axis, direction in zip(outside, inside, axes, directions, strict=True)
     )
-
-
-def outermost(graph: Graph) -> Graph:
-    """The graph that holds a body, or the graph itself."""
-    while graph.parent is not None and graph.parent.graph is not None:
-        graph = graph.parent.graph
-    return graph

@@ -71,6 +71,8 @@ def choose(module: Module, what: What, when: When, held: int, limit: int) -> tup
     say_trips(module, replace(said, reduce=when) if what == "reduce" else replace(said, gather=when))
     would = "holds" if when == "step" else "would otherwise hold"
     line = f"{_DONE[what]} {_WORDS[when]}: a rank {would} about {bytes_text(held)}, and may hold {bytes_text(limit)}"
+    if when == "step" and held > limit:
+        line += f"; {_WORDS['micro-batch']} it would hold no less"
     facts = facts_of(module.metadata)
     if facts is not None and "micro_batches" in facts:
         known = facts["micro_batches"]

@@ -5,6 +5,19 @@ from pathlib import Path
 from irpar.errors import IrparError
 
 
+def require_folder(out: Path, option: str) -> None:
+    """Refuse an option about what is held where the order is not written.
+
+    Raises:
+        IrparError: what is written is a model for any runtime.
+    """
+    if out.suffix == ".onnx":
+        raise IrparError(
+            "an .onnx file leaves the order, and so what is held, to who runs it",
+            do=f"give a folder, or leave out {option}",
+        )
+
+
 def check_model_target(out: Path, model: Path, what: str, force: bool) -> None:
     """Refuse a file that must not be replaced, and one for its weights beside it.
 

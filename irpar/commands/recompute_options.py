@@ -7,6 +7,8 @@ import typer
 
 from irpar.errors import IrparError
 
+from .model_target import require_folder
+
 if TYPE_CHECKING:
     from irpar.passes.recompute import Recompute as RecomputePass
 
@@ -95,9 +97,7 @@ def recompute_of(given: Mapping[str, Any]) -> "RecomputePass | None":
             f"{said[0]} and --pipeline both say what runs",
             do=f"write recompute{{budget=0.5}} into the pipeline, after localize, and leave out {said[0]}",
         )
-    if given["out"].suffix == ".onnx":
-        do = f"give a folder, or leave out {said[0]}"
-        raise IrparError("an .onnx file leaves the order, and so what is held, to who runs it", do=do)
+    require_folder(given["out"], said[0])
     from irpar.analysis.recompute import METHODS
     from irpar.passes.recompute import Recompute
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from irpar.errors import IrparError
 
-from .model_target import check_model_target
+from .model_target import check_model_target, require_folder
 from .options import (
     Bind,
     DumpIr,
@@ -309,9 +309,7 @@ def _memory_limit(given: Mapping[str, Any]) -> int | None:
         return None
     if not 0 < limit < math.inf:
         raise IrparError(f"--memory-limit-gb {limit:g}", do="give a number of GB above 0")
-    if given["out"].suffix == ".onnx":
-        do = "give a folder, or leave out --memory-limit-gb"
-        raise IrparError("an .onnx file leaves the order, and so what is held, to who runs it", do=do)
+    require_folder(given["out"], "--memory-limit-gb")
     return max(1, int(limit * 10**9))
 
 

@@ -172,6 +172,7 @@ def make_plan(
         original=original,
         values=_values(graph, module.decisions),
         network=module.network,
+        memory_limit=module.memory_limit,
         predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
         not_as_annotated=not_as_annotated,
         state=_states(graph),

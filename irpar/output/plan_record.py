@@ -30,6 +30,7 @@ class Plan:
     original: dict[str, Any]
     values: list[dict[str, Any]] = field(default_factory=list)
     network: str = BYTES_ALONE
+    memory_limit: int | None = None
     predicted: dict[str, Any] | None = None
     not_as_annotated: list[dict[str, Any]] = field(default_factory=list)
     state: list[dict[str, Any]] = field(default_factory=list)

@@ -260,6 +260,7 @@ class PlanFields(TypedDict):
     original: OriginalFields
     values: NotRequired[list[ValueFields]]
     network: NotRequired[str]
+    memory_limit: NotRequired[Count | None]
     predicted: NotRequired[dict[str, float | None] | None]
     not_as_annotated: NotRequired[list[AnnotationEntry]]
     state: NotRequired[list[StateEntry]]

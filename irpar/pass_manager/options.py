@@ -115,7 +115,7 @@ def _parse_union(type_: Any, raw: Raw) -> Any:
 
 
 _PARSERS: dict[Any, Callable[[str], Any]] = {
-    bool: {"true": True, "false": False}.__getitem__,
+    bool: {"true": True, "yes": True, "false": False, "no": False}.__getitem__,
     int: int,
     float: float,
     str: str,

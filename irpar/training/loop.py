@@ -30,6 +30,7 @@ _WORDS: Mapping[str, Callable[[Any], str]] = {
     "batch": "steps of {} samples".format,
     "seed": "seed {}".format,
     "is_shuffled": lambda is_shuffled: "samples shuffled" if is_shuffled else "samples in order",
+    "has_short": lambda has_short: "a short step at the end of an epoch" if has_short else "steps of all samples alone",
 }
 """What must be as it was in a run that is gone on with."""
 
@@ -220,8 +221,10 @@ def _order(options: LoopOptions, before: Checkpoint | None, samples: int, batch:
     Raises:
         LoopError: it is not that of the run that is gone on with.
     """
-    known: Mapping[str, Any] = {} if before is None else before.metadata.get("data", {})
+    # Runs of which nothing is said had steps of all samples alone.
+    known: Mapping[str, Any] = {} if before is None else {"has_short": False, **before.metadata.get("data", {})}
     given = {"samples": samples, "batch": batch, "seed": options.seed, "is_shuffled": options.is_shuffled}
+    given["has_short"] = has_short
     for name, value in given.items():
         if name in known and value is not None and known[name] != value:
             raise LoopError(
@@ -289,6 +292,7 @@ def _save(trainer: Trainer, options: LoopOptions, order: Order, samples: int) ->
     epoch, place = order.place(trainer.steps)
     assert options.checkpoint is not None
     data = {"samples": samples, "batch": order.batch, "seed": order.seed, "is_shuffled": order.is_shuffled}
+    data["has_short"] = order.has_short
     facts = {"epoch": epoch, "batch_of_epoch": place, "data": data}
     return trainer.save_checkpoint(options.checkpoint, keep=options.keep, facts=facts)
 

@@ -99,11 +99,12 @@ def stacked(
             continue
         count, rows = shape[:2]
         samples[name] = len(array)
-        if not (0 < len(array) <= count * rows if takes_short(facts) else len(array) == count * rows):
+        least = 1 if takes_short(facts) else count * rows
+        if not least <= len(array) <= count * rows:
             raise BatchSizeError(
                 f"{name} has {len(array)} samples, and a step takes {count} micro-batches of {rows}",
-                do=f"give {count * rows} samples, or make the step for others: --bind, --micro-batches"
-                + ("" if takes_short(facts) else ", --short-batches"),
+                do=f"give {'1 to ' if takes_short(facts) else ''}{count * rows} samples, or make the step for others: "
+                f"--bind, --micro-batches{'' if takes_short(facts) else ', --short-batches'}",
             )
         if len(array) < count * rows:
             array = np.concatenate([array, np.repeat(array[-1:], count * rows - len(array), axis=0)])

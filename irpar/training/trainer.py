@@ -94,8 +94,11 @@ class Trainer(Session):
         rate = self.schedule.rate(self.steps) if learning_rate is None else learning_rate
         given[LEARNING_RATE] = np.asarray(rate, self._rate_dtype)
         if takes_short(self.facts):
-            counted = self._counted(samples if samples is not None else count)
-            given.setdefault(SAMPLE_COUNT, np.asarray(counted))
+            said = given.get(SAMPLE_COUNT)
+            if said is not None and samples is not None:
+                raise BatchSizeError(f"{SAMPLE_COUNT} and samples both say how many count", do="give one of them")
+            counted = samples if samples is not None else count if said is None else int(said)
+            given[SAMPLE_COUNT] = np.asarray(self._counted(counted))
         elif samples is not None:
             raise BatchSizeError(
                 "the step takes all of its samples", do=f"make one that may have fewer: {option('short_batches')}"

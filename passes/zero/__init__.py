@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from irpar.analysis.completion.flow import require_global
 from irpar.analysis.gathers import Gathers, layers_of, say_gathers
-from irpar.analysis.looping import LOOPS
 from irpar.analysis.optimizer_parallel import optimizer_parallel_said
 from irpar.analysis.redistribution import bytes_held
 from irpar.errors import IrparError, listed, nearest_names
@@ -19,7 +19,7 @@ from irpar.sharding import Axis, Mesh, Sharding, ShardingError, are_disjoint, sp
 from irpar.units import bytes_text, count_text
 
 from .cuts import Cut, cut_of
-from .views import enter, gather_in_trips, gathers_in_trips, loop_over, regather
+from .views import gathers_in_trips, let_trips_gather, loop_over, regather
 
 __all__ = ["Zero", "ZeroError"]
 
@@ -145,22 +145,19 @@ class Zero(Pass):
             Whether they are; a line where memory was looked at.
         """
         graph = module.graph
-        over = loop_over(graph, sharded)
-        in_trips, told = (False, ()) if over is None else gathers_in_trips(module)
-        if over is None or not in_trips:
+        has_loop = loop_over(graph, sharded) is not None
+        gather = partial(let_trips_gather, parameters=[value.name for value in sharded], again=self.regather)
+        in_trips, told = gathers_in_trips(module, gather) if has_loop else (False, ())
+        if in_trips:
+            is_changed, layers = gather(module)
+            changed.append(is_changed)
+        else:
             places = {node: place for place, node in enumerate(graph)}
             if self.regather:
                 changed += [regather(module, value, places) for value in sharded]
             layers = layers_of(graph, sharded)
-        else:
-            for value in sharded:
-                enter(value, over)
-            body = LOOPS[over.identity](over).body
-            layers = layers_of(body, sharded)
-            places = {node: place for place, node in enumerate(body)}
-            changed += [gather_in_trips(module, value, over, places, again=self.regather) for value in sharded]
         changed.append(say_gathers(module, Gathers(self.prefetch, layers)))
-        return self.regather and (over is None or in_trips), told
+        return self.regather and (in_trips or not has_loop), told
 
     def _write_facts(
         self, module: Module, cuts: Mapping[Trained, Cut], axes: Sequence[Axis], *, regathers: bool

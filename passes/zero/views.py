@@ -1,8 +1,9 @@
 """Views of parameters, so that what is gathered of one is not kept from the forward to the backward pass."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from irpar.analysis.gathers import layers_of
 from irpar.analysis.looping import LOOPS
 from irpar.analysis.redistribution.trees import standing_in
 from irpar.analysis.trips import When, choose, memory_of, say_trips, trips_said
@@ -44,11 +45,12 @@ def loop_over(graph: Graph, parameters: Sequence[Value]) -> Node | None:
     return None
 
 
-def gathers_in_trips(module: Module) -> tuple[bool, tuple[str, ...]]:
+def gathers_in_trips(module: Module, gather: Callable[[Module], object]) -> tuple[bool, tuple[str, ...]]:
     """Whether trips gather what they read of parameters themselves: as the module says, else where memory asks for it.
 
     Args:
         module: annotated, without views in loops.
+        gather: lets trips of a copy of it gather.
 
     Returns:
         This; a line about it where memory was looked at.
@@ -56,17 +58,41 @@ def gathers_in_trips(module: Module) -> tuple[bool, tuple[str, ...]]:
     said, limit = trips_said(module).gather, memory_of(module)
     if said != "auto" or limit is None:
         return said == "micro-batch", ()
-    held = _peak_before_loops(module)
-    when: When = "step" if held <= limit else "micro-batch"
-    return held > limit, choose(module, "gather", when, held, limit)
+    once = _peak(module, "step", lambda _: None)
+    is_once = once <= limit or once <= _peak(module, "micro-batch", gather)
+    return not is_once, choose(module, "gather", "step" if is_once else "micro-batch", once, limit)
 
 
-def _peak_before_loops(module: Module) -> int:
-    """What a rank holds at most where all that trips read of parameters is gathered before the loop."""
+def _peak(module: Module, when: When, gather: Callable[[Module], object]) -> int:
+    """What a rank holds at most where parameters are gathered then."""
     trial = clone_module(module)
-    say_trips(trial, replace(trips_said(module), gather="step"))
+    say_trips(trial, replace(trips_said(module), gather=when))
+    gather(trial)
     PassManager.parse(f"{COMPLETE},{MOVES},{LOCAL}").run(trial)
     return peak_bytes(trial)
+
+
+def let_trips_gather(module: Module, parameters: Sequence[str], *, again: bool) -> tuple[bool, dict[str, int]]:
+    """Let the trips of the loop that reads parameters gather them.
+
+    Args:
+        module: it.
+        parameters: their names.
+        again: whether the backward pass gathers them anew.
+
+    Returns:
+        Whether that changed anything; which parameters are gathered together, as `layers_of` numbers them.
+    """
+    values = [module.graph.value(name) for name in parameters]
+    over = loop_over(module.graph, values)
+    assert over is not None
+    for value in values:
+        enter(value, over)
+    body = LOOPS[over.identity](over).body
+    layers = layers_of(body, values)
+    places = {node: place for place, node in enumerate(body)}
+    changed = [gather_in_trips(module, value, over, places, again=again) for value in values]
+    return any(changed), layers
 
 
 def enter(value: Value, loop: Node) -> None:
@@ -76,11 +102,12 @@ def enter(value: Value, loop: Node) -> None:
     for node in value.users:
         if node.graph is not graph or node.phase not in _PASSES or node is loop:
             continue
-        others = [operand for operand in node.inputs if operand is not value and not operand.is_constant]
+        if any(operand is not value and not operand.is_constant for operand in node.inputs):
+            continue
         for result in node.results:
             enter(result, loop)
         readers = [reader for result in node.results for reader in result.users]
-        if others or not readers or any(standing_in(graph, reader) is not loop or reader is loop for reader in readers):
+        if not readers or any(standing_in(graph, reader) is not loop or reader is loop for reader in readers):
             continue
         body = LOOPS[loop.identity](loop).body
         inside = {standing_in(body, reader) for reader in readers}

@@ -144,6 +144,7 @@ OPTIONAL = {
     "segments",
     "values",
     "network",
+    "memory_limit",
     "predicted",
     "sections",
     "not_as_annotated",

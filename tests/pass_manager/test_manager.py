@@ -202,7 +202,7 @@ def test_unknown_options_list_the_options():
 def test_bad_values_say_what_is_allowed():
     check_error("fuse-test{mode=big}", 'cannot take "big" for mode', "mode: expected one of auto, size, index")
     check_error("fuse-test{size-mb=big}", "size-mb: expected a number")
-    check_error("fuse-test{exact=yes}", "exact: expected true or false")
+    check_error("fuse-test{exact=maybe}", "exact: expected true or false")
     check_error("fuse-test{limit=[1, 2]}", 'cannot take "[1, 2]" for limit', "an integer or none")
     check_error("bind-dims{batch=0}", "batch is given the size 0", "\n  ^\n")
     check_error("bind-dims{batch=2.5}", "batch: expected an integer")

@@ -16,6 +16,9 @@ from irpar.onnx_io import save
 from irpar.output.checkpoint import Checkpoint
 from irpar.pass_manager.default_pipeline import with_zero
 from irpar.passes.accumulate import AccumulateError
+from irpar.passes.zero import Zero
+from irpar.passes.zero.views import gathers_in_trips
+from irpar.sharding import Mesh
 from irpar.training.micro_batches import BatchSizeError
 from tests.command_line import Capture, call, refused
 from tests.partition_runs import GROUPS
@@ -560,5 +563,41 @@ def test_numbers_of_samples_that_cannot_be() -> None:
                 trainer.step(given, samples=count)
         with pytest.raises(BatchSizeError, match="target has 3, x has 4"):
             trainer.step({"x": given["x"][:4], "target": given["target"][:3]})
+        with pytest.raises(BatchSizeError, match="0 samples count, and a step takes 32"):
+            trainer.step({**given, "sample_count": np.int64(0)})
+        with pytest.raises(BatchSizeError, match="both say how many count"):
+            trainer.step({**given, "sample_count": np.int64(3)}, samples=3)
+        few = trainer.step({**given, "sample_count": np.int64(3)})
+    with on(step_of(short_batches=True), "d=1").trainer(engine="numpy") as trainer:
+        assert trainer.step(given, samples=3) == few
     with on(step_of(), "d=1").trainer(engine="numpy") as trainer, pytest.raises(BatchSizeError, match="takes all"):
         trainer.step(given, samples=3)
+
+
+def test_gathers_of_trips_that_would_lower_nothing_are_left_before_the_loop() -> None:
+    module = clone_module(step_of(optimizer="adamw"))
+    module.shard("x", [None, "dp", None])
+    module.set_mesh(Mesh.parse("dp=2"))
+    Zero(3, threshold_kb=0).run(module)
+    module.memory_limit = 1000
+    in_trips, (told,) = gathers_in_trips(module, lambda _: None)
+    assert not in_trips
+    assert told.endswith("and may hold 1 kB; in each micro-batch it would hold no less")
+
+
+def test_limits_of_memory_that_cannot_be(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    for limit, out, said in ((0, "out", "--memory-limit-gb 0"), ("inf", "out", "inf"), (1, "one.onnx", "the order")):
+        words = ["train", network, "-o", tmp_path / out, "--micro-batches", 2, "--memory-limit-gb", limit]
+        refused(capsys, said, *words)
+
+
+def test_a_run_with_short_steps_is_not_gone_on_with_without(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    data, steps = data_file(tmp_path, 80), tmp_path / "steps"
+    for also in (["--short-batches"], ["--force"]):
+        code, _, err = train(capsys, network, *also)
+        assert code == 0, err
+        words = ["run", tmp_path / "out", "--data", data, "--steps", 2, "--engine", "numpy", "--checkpoint", steps]
+        if also == ["--force"]:
+            refused(capsys, "a short step at the end of an epoch", *words, "--resume")
+        else:
+            assert call(capsys, *words)[0] == 0

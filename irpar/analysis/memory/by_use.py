@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping, Set
 from itertools import accumulate
 
-from irpar.analysis.looping import LOOPS, outermost
+from irpar.analysis.looping import LOOPS
 from irpar.ir import Graph, Node, Value
 from irpar.ir.state import OPTIMIZER_KINDS
 from irpar.ops import traits
+from irpar.ops.coords import root_of
 from irpar.ops.effects import is_communication
 
 from .liveness import Peak, Uses, peak, uses_of, value_bytes
@@ -162,7 +163,7 @@ def _phase(value: Value) -> str | None:
 
 def _gathered(graph: Graph) -> set[Value]:
     """What is gathered of parameters."""
-    parameters = {value for value, state in outermost(graph).states.items() if state.kind == "parameter"}
+    parameters = {value for value, state in root_of(graph).states.items() if state.kind == "parameter"}
     moved: set[Value] = set(parameters)
     found: set[Value] = set()
     for node in graph:
