@@ -27,7 +27,7 @@ import numpy as np
 
 import irpar
 from irpar import models
-from irpar.analysis.memory.arena import arena_bytes, lifetimes
+from irpar.analysis.memory.arena import arena_bytes, arena_lifetimes
 from irpar.analysis.memory.offsets.exact import SECONDS, smallest
 from irpar.analysis.memory.offsets.greedy import lowest_first, lowest_in_order, rank_of
 from irpar.analysis.memory.offsets.heuristics import place
@@ -101,7 +101,7 @@ def step_rows(ratios: list[float]) -> Iterator[str]:
     yield "|---|---|---|---|---|---|"
     for family in models.FAMILIES:
         graph = irpar.partition(irpar.train_step(models.build(family), optimizer="adamw"), "dp=2").module.graph
-        held = list(lifetimes(graph))
+        held = list(arena_lifetimes(graph))
         most = most_held(held)
         began = time.perf_counter()
         arena = aligned(arena_bytes(graph), ALIGNMENT)

@@ -4,6 +4,6 @@ kernel = lookup("", "MatMul", 21)
 (y,) = kernel(numpy, [a, b], {}, 1)
 """
 
-from .registry import Kept, Kernel, KernelError, has_kernel, kernel, lookup, register, supported
+from .registry import Kept, Kernel, KernelError, Shaped, has_kernel, kernel, lookup, register, supported
 
-__all__ = ["Kept", "Kernel", "KernelError", "has_kernel", "kernel", "lookup", "register", "supported"]
+__all__ = ["Kept", "Kernel", "KernelError", "Shaped", "has_kernel", "kernel", "lookup", "register", "supported"]

@@ -5,7 +5,8 @@ import math
 import numpy as np
 
 from .elementwise import erf_of
-from .operands import check_same_dtype, fitting, in_compute_dtype, narrow, one_of, widen
+from .operands import check_same_dtype, fitting, narrow, one_of, widen, written
+from .pieces import elementwise
 from .registry import Array, ArrayModule, kernel
 
 
@@ -29,14 +30,14 @@ def relu(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
 
 
 @kernel("Sigmoid", since=6)
-@in_compute_dtype
+@elementwise
 def sigmoid(xp: ArrayModule, x: Array) -> Array:
     """1 / (1 + exp(-x))."""
     return sigmoid_of(xp, x)
 
 
 @kernel("Gelu", since=20)
-@in_compute_dtype
+@elementwise
 def gelu(xp: ArrayModule, x: Array, *, approximate: str = "none") -> Array:
     """Gaussian error linear unit, exact or by tanh."""
     one_of("approximate", approximate, ("none", "tanh"))
@@ -47,54 +48,54 @@ def gelu(xp: ArrayModule, x: Array, *, approximate: str = "none") -> Array:
 
 
 @kernel("Swish", since=24)
-@in_compute_dtype
+@elementwise
 def swish(xp: ArrayModule, x: Array, *, alpha: float = 1.0) -> Array:
     """x * sigmoid(alpha * x)."""
     return x * sigmoid_of(xp, alpha * x)
 
 
 @kernel("SwiGLU", since=28)
-def swiglu(xp: ArrayModule, gate: Array, linear: Array, *, alpha: float = 1.0) -> Array:
+def swiglu(xp: ArrayModule, gate: Array, linear: Array, *, alpha: float = 1.0, out: Array | None = None) -> Array:
     """swish(gate) * linear; both operands have one shape."""
     check_same_dtype(gate, linear)
     if gate.shape != linear.shape:
         raise ValueError(f"operands must have one shape, not {gate.shape} and {linear.shape}")
     wide = widen(gate)
-    return narrow(wide * sigmoid_of(xp, alpha * wide) * widen(linear), gate.dtype)
+    return written(xp, narrow(wide * sigmoid_of(xp, alpha * wide) * widen(linear), gate.dtype), out)
 
 
 @kernel("LeakyRelu", since=6)
-@in_compute_dtype
+@elementwise
 def leaky_relu(xp: ArrayModule, x: Array, *, alpha: float = 0.01) -> Array:
     """x where positive, else alpha * x."""
     return xp.where(x < 0, alpha * x, x)
 
 
 @kernel("PRelu", since=7)
-def prelu(xp: ArrayModule, x: Array, slope: Array) -> Array:
+def prelu(xp: ArrayModule, x: Array, slope: Array, *, out: Array | None = None) -> Array:
     """x where positive, else slope * x; the slope broadcasts to x."""
     check_same_dtype(x, slope)
     if np.broadcast_shapes(x.shape, slope.shape) != x.shape:
         raise ValueError(f"slope of shape {slope.shape} does not broadcast to {x.shape}")
-    return narrow(xp.where(x < x.dtype.type(0), slope * x, x), x.dtype)
+    return written(xp, narrow(xp.where(x < x.dtype.type(0), slope * x, x), x.dtype), out)
 
 
 @kernel("Elu", since=6)
-@in_compute_dtype
+@elementwise
 def elu(xp: ArrayModule, x: Array, *, alpha: float = 1.0) -> Array:
     """x where positive, else alpha * (exp(x) - 1)."""
     return xp.where(x > 0, x, alpha * xp.expm1(x))
 
 
 @kernel("Celu", since=12)
-@in_compute_dtype
+@elementwise
 def celu(xp: ArrayModule, x: Array, *, alpha: float = 1.0) -> Array:
     """max(0, x) + min(0, alpha * (exp(x / alpha) - 1))."""
     return xp.where(x > 0, x, alpha * xp.expm1(x / alpha))
 
 
 @kernel("Selu", since=6)
-@in_compute_dtype
+@elementwise
 def selu(
     xp: ArrayModule,
     x: Array,
@@ -107,43 +108,42 @@ def selu(
 
 
 @kernel("HardSigmoid", since=6)
-@in_compute_dtype
+@elementwise
 def hard_sigmoid(xp: ArrayModule, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
     """alpha * x + beta, limited to [0, 1]."""
     return xp.clip(alpha * x + beta, 0, 1)
 
 
 @kernel("HardSwish", since=14)
-@in_compute_dtype
+@elementwise
 def hard_swish(xp: ArrayModule, x: Array) -> Array:
     """x * clip(x / 6 + 1/2, 0, 1)."""
     return x * xp.clip(x / 6 + 0.5, 0, 1)
 
 
 @kernel("Softplus", since=1)
-@in_compute_dtype
+@elementwise
 def softplus(xp: ArrayModule, x: Array) -> Array:
     """log(1 + exp(x))."""
     return softplus_of(xp, x)
 
 
 @kernel("Mish", since=18)
-@in_compute_dtype
+@elementwise
 def mish(xp: ArrayModule, x: Array) -> Array:
     """x * tanh(softplus(x))."""
     return x * xp.tanh(softplus_of(xp, x))
 
 
 @kernel("ThresholdedRelu", since=10)
-@in_compute_dtype
+@elementwise
 def thresholded_relu(xp: ArrayModule, x: Array, *, alpha: float = 1.0) -> Array:
     """x where above alpha, else 0."""
     return xp.where(x > alpha, x, xp.zeros_like(x))
 
 
 @kernel("Shrink", since=9)
+@elementwise
 def shrink(xp: ArrayModule, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
     """x pulled towards zero by `bias` where |x| > lambd, else 0."""
-    wide = widen(x)
-    pulled = xp.where(wide < -lambd, wide + bias, xp.where(wide > lambd, wide - bias, xp.zeros_like(wide)))
-    return narrow(pulled, x.dtype)
+    return xp.where(x < -lambd, x + bias, xp.where(x > lambd, x - bias, xp.zeros_like(x)))

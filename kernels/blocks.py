@@ -12,6 +12,21 @@ BLOCK_BYTES = 2**20
 """What a block may take: about the level-2 cache of a core."""
 
 
+Ints = tuple[int, ...]
+
+
+def block_counts(shape: Ints, group: int, nbytes: int) -> tuple[int, int]:
+    """How many images and groups at most are convolved together; see `padded_blocks`."""
+    fitting = max(1, BLOCK_BYTES // nbytes)
+    return max(1, min(shape[0], fitting // group)), min(group, fitting)
+
+
+def padded_shape(shape: Ints, group: int, nbytes: int, windows: Windows) -> Ints:
+    """The largest block with its padding around, which it may have room for."""
+    images, groups = block_counts(shape, group, nbytes)
+    return images, groups * (shape[1] // group), *windows.padded(shape[2:])
+
+
 def padded_blocks(x: Array, group: int, nbytes: int, windows: Windows) -> Iterator[tuple[slice, slice, Array]]:
     """Images and groups that are convolved together, and their channels with padding around, in memory used again.
 
@@ -21,11 +36,9 @@ def padded_blocks(x: Array, group: int, nbytes: int, windows: Windows) -> Iterat
         nbytes: what one group of one image takes.
         windows: what is laid over it.
     """
-    fitting = max(1, BLOCK_BYTES // nbytes)
-    groups = min(group, fitting)
-    images = max(1, min(len(x), fitting // group))
-    depth, spatial = x.shape[1] // group, windows.padded(x.shape[2:])
-    shape = (images, groups * depth, *spatial)
+    images, groups = block_counts(x.shape, group, nbytes)
+    shape = padded_shape(x.shape, group, nbytes, windows)
+    depth, spatial = x.shape[1] // group, shape[2:]
     inside = tuple(slice(before, before + n) for n, (before, _) in zip(x.shape[2:], windows.pads, strict=True))
     cropped = any(min(pair) < 0 for pair in windows.pads)
     has_room = spatial != x.shape[2:] and not cropped

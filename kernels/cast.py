@@ -5,12 +5,24 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .operands import FLOAT8_DTYPES, ONNX_DTYPES, SMALL_INTEGERS, dtype_of, is_float, is_integer, one_of
+from .operands import (
+    FLOAT8_DTYPES,
+    ONNX_DTYPES,
+    SMALL_INTEGERS,
+    contiguous_result,
+    dtype_of,
+    is_float,
+    is_integer,
+    one_of,
+    written,
+)
 from .registry import Array, ArrayModule, ShapeArray, kernel
 
 _STRING = np.dtype(np.object_)
 _FLOAT4 = ONNX_DTYPES[23]
 _FLOAT8E8M0 = ONNX_DTYPES[24]
+_ROUNDED = FLOAT8_DTYPES | SMALL_INTEGERS
+"""What numbers do not become as NumPy converts them."""
 
 
 def to_float8(xp: ArrayModule, x: Array, dtype: np.dtype[Any], saturate: bool) -> Array:
@@ -110,15 +122,36 @@ def convert(xp: ArrayModule, x: Array, dtype: np.dtype[Any], *, saturate: bool =
 
 
 @kernel("Cast", since=6)
-def cast(xp: ArrayModule, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
+def cast(
+    xp: ArrayModule, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up", out: Array | None = None
+) -> Array:
     """x in the data type number `to`."""
-    return convert(xp, x, dtype_of(to), saturate=bool(saturate), round_mode=round_mode)
+    return _cast(xp, x, dtype_of(to), bool(saturate), round_mode, out)
+
+
+def _cast(xp: ArrayModule, x: Array, dtype: np.dtype[Any], saturate: bool, round_mode: str, out: Array | None) -> Array:
+    """A new array in a dtype, on NumPy in `out`, where it fits there."""
+    is_plain = x.dtype.kind in "fiub" and dtype.kind in "fiu" and not {x.dtype, dtype} & _ROUNDED
+    if is_plain and xp.__name__ == "numpy":
+        y = contiguous_result(out, x.shape, dtype)
+        np.copyto(y, x, casting="unsafe")
+        return y
+    y = convert(xp, x, dtype, saturate=saturate, round_mode=round_mode)
+    return written(xp, y.copy() if y is x else y, out)
 
 
 @kernel("CastLike", since=15)
-def cast_like(xp: ArrayModule, x: Array, target: ShapeArray, *, saturate: int = 1, round_mode: str = "up") -> Array:
+def cast_like(
+    xp: ArrayModule,
+    x: Array,
+    target: ShapeArray,
+    *,
+    saturate: int = 1,
+    round_mode: str = "up",
+    out: Array | None = None,
+) -> Array:
     """x in the data type of another operand."""
-    return convert(xp, x, target.dtype, saturate=bool(saturate), round_mode=round_mode)
+    return _cast(xp, x, target.dtype, bool(saturate), round_mode, out)
 
 
 @kernel("BitCast", since=26)

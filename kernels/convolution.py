@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from . import winograd
 from .channelwise import WEIGHT
 from .columns import convolve
+from .columns import scratch_bytes as columns_bytes
 from .depthwise import depthwise, is_depthwise
 from .gemm import for_product, product
 from .operands import (
@@ -23,7 +25,8 @@ from .operands import (
     widen,
 )
 from .quantization import saturated
-from .registry import Array, ArrayModule, HostArray, Kept, kernel
+from .registry import Array, ArrayModule, HostArray, Kept, Shaped, kernel
+from .scratch import SCRATCH, pieces_bytes
 from .windows import Windows
 
 Ints = tuple[int, ...]
@@ -103,7 +106,19 @@ def _kept_bytes(shapes: Sequence[Ints | None], attributes: Mapping[str, Any], it
     return winograd.transformed_bytes(weight, itemsize) if is_dense else 0
 
 
-@kernel("Conv", since=1, kept_bytes=_kept_bytes)
+def _scratch_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For columns, or for tiles where the numbers allow these."""
+    x, weight = operands[0], operands[WEIGHT]
+    if x is None or weight is None:
+        return 0
+    geometry: dict[str, Any] = {name: attributes.get(name) for name in ("strides", "dilations", "pads")}
+    auto_pad = str(attributes.get("auto_pad", "NOTSET"))
+    windows = Windows.over(x.shape[2:], weight.shape[2:], auto_pad=auto_pad, **geometry)
+    known = (x.shape, weight.shape, int(attributes.get("group", 1)), windows, compute_dtype(x.dtype).itemsize)
+    return max(columns_bytes(*known), winograd.scratch_bytes(*known))
+
+
+@kernel("Conv", since=1, kept_bytes=_kept_bytes, scratch=_scratch_bytes)
 def conv(
     xp: ArrayModule,
     x: Array,
@@ -214,7 +229,96 @@ def _transposed_geometry(
     return (total // 2 if auto_pad == "SAME_UPPER" else total - total // 2), wanted
 
 
-@kernel("ConvTranspose", since=1)
+@dataclass(frozen=True)
+class Spread:
+    """How a transposed convolution spreads kernels over its result.
+
+    Attributes:
+        group: how many groups there are.
+        features: of the result.
+        spatial, kernel: sizes of the operand and of a kernel per spatial dim.
+        strides, dilations: per spatial dim.
+        geometry: elements cut off in front, and the result's size, per spatial dim.
+    """
+
+    group: int
+    features: int
+    spatial: Ints
+    kernel: Ints
+    strides: Ints
+    dilations: Ints
+    geometry: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def over(
+        cls,
+        shape: Ints,
+        weight: Ints,
+        group: int,
+        *,
+        auto_pad: str,
+        strides: Ints | None,
+        dilations: Ints | None,
+        pads: Ints | None,
+        extra: Ints | None,
+        wanted: Ints | None,
+    ) -> "Spread":
+        """That of an operand and a weight of some shapes, from a node's attributes (None where it does not set one)."""
+        rank, spatial = len(shape) - 2, shape[2:]
+        ones, zeros = (1,) * rank, (0,) * rank
+        strides, dilations, pads, extra = strides or ones, dilations or ones, pads or zeros * 2, extra or zeros
+        sizes = wanted[-rank:] if wanted else (None,) * rank
+        geometry = tuple(
+            _transposed_geometry(
+                spatial[d],
+                (weight[2 + d] - 1) * dilations[d] + 1,
+                strides[d],
+                (pads[d], pads[rank + d]),
+                extra[d],
+                sizes[d],
+                auto_pad,
+            )
+            for d in range(rank)
+        )
+        return cls(group, weight[1] * group, spatial, weight[2:], strides, dilations, geometry)
+
+    @property
+    def extents(self) -> Ints:
+        """All that the kernels reach, and all that the result asks for."""
+        dims = zip(self.spatial, self.kernel, self.strides, self.dilations, self.geometry, strict=True)
+        return tuple(max((n - 1) * s + (k - 1) * d + 1, cut + size) for n, k, s, d, (cut, size) in dims)
+
+    def columns(self, images: int) -> Ints:
+        """The shape of the columns of some images."""
+        return images, self.features, *self.kernel, *self.spatial
+
+    def images(self, count: int, itemsize: int) -> int:
+        """Of how many images the columns are made at once."""
+        return max(1, min(count, SPREAD_BYTES // max(1, math.prod(self.columns(1)) * itemsize)))
+
+
+def _spread_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For the columns of some images, and for what they are added up in."""
+    x, weight = operands[0], operands[WEIGHT]
+    if x is None or weight is None:
+        return 0
+    spread = Spread.over(
+        x.shape,
+        weight.shape,
+        int(attributes.get("group", 1)),
+        auto_pad=str(attributes.get("auto_pad", "NOTSET")),
+        strides=attributes.get("strides"),
+        dilations=attributes.get("dilations"),
+        pads=attributes.get("pads"),
+        extra=attributes.get("output_padding"),
+        wanted=attributes.get("output_shape"),
+    )
+    itemsize = compute_dtype(x.dtype).itemsize
+    images = spread.images(x.shape[0], itemsize)
+    return pieces_bytes((spread.columns(images), (images, spread.features, *spread.extents)), itemsize)
+
+
+@kernel("ConvTranspose", since=1, scratch=_spread_bytes)
 def conv_transpose(
     xp: ArrayModule,
     x: Array,
@@ -235,81 +339,60 @@ def conv_transpose(
     check_same_dtype(x, weight, bias)
     _check_kernel_shape(kernel_shape, weight)
     one_of("auto_pad", auto_pad, ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"))
-    rank, spatial = x.ndim - 2, x.shape[2:]
-    ones, zeros = (1,) * rank, (0,) * rank
-    strides, dilations, pads = strides or ones, dilations or ones, pads or zeros * 2
-    wanted = output_shape[-rank:] if output_shape else (None,) * rank
-    geometry = [
-        _transposed_geometry(
-            spatial[d],
-            (weight.shape[2 + d] - 1) * dilations[d] + 1,
-            strides[d],
-            (pads[d], pads[rank + d]),
-            (output_padding or zeros)[d],
-            wanted[d],
-            auto_pad,
-        )
-        for d in range(rank)
-    ]
-    y = _spread_by_images(xp, x, weight, group, strides, dilations, geometry, out)
+    spread = Spread.over(
+        x.shape,
+        weight.shape,
+        group,
+        auto_pad=auto_pad,
+        strides=strides,
+        dilations=dilations,
+        pads=pads,
+        extra=output_padding,
+        wanted=output_shape,
+    )
+    y = _spread_by_images(xp, x, weight, spread, out)
     if bias is not None:
-        y += widen(bias).reshape(-1, *ones)
+        y += widen(bias).reshape(-1, *(1,) * (x.ndim - 2))
     return narrow(y, x.dtype)
 
 
-def _spread_by_images(
-    xp: ArrayModule,
-    x: Array,
-    weight: Array,
-    group: int,
-    strides: Ints,
-    dilations: Ints,
-    geometry: list[tuple[int, int]],
-    out: Array | None,
-) -> Array:
+def _spread_by_images(xp: ArrayModule, x: Array, weight: Array, spread: Spread, out: Array | None) -> Array:
     """As `_spread_kernels`; on NumPy of as many images at once as have small columns, in `out` where that fits."""
     if xp.__name__ != "numpy":
-        return _spread_kernels(xp, x, weight, group, strides, dilations, geometry)
+        return _spread_kernels(xp, x, weight, spread)
     kind = compute_dtype(x.dtype)
-    y = contiguous_result(out, (len(x), weight.shape[1] * group, *(size for _, size in geometry)), kind)
-    columns = math.prod(weight.shape[1:]) * group * math.prod(x.shape[2:]) * kind.itemsize
-    images = max(1, SPREAD_BYTES // max(1, columns))
+    y = contiguous_result(out, (len(x), spread.features, *(size for _, size in spread.geometry)), kind)
+    images = spread.images(len(x), kind.itemsize)
     for start in range(0, len(x), images):
         piece = slice(start, start + images)
-        y[piece] = _spread_kernels(xp, x[piece], weight, group, strides, dilations, geometry)
+        y[piece] = _spread_kernels(xp, x[piece], weight, spread)
     return y
 
 
-def _spread_kernels(
-    xp: ArrayModule,
-    x: Array,
-    weight: Array,
-    group: int,
-    strides: Ints,
-    dilations: Ints,
-    geometry: list[tuple[int, int]],
-) -> Array:
+def _spread_kernels(xp: ArrayModule, x: Array, weight: Array, spread: Spread) -> Array:
+    group, kernel, strides, dilations = spread.group, spread.kernel, spread.strides, spread.dilations
     batch, channels, *spatial = x.shape
     if channels != weight.shape[0] or channels % group:
         raise ValueError(f"{group} groups of weight {weight.shape} do not fit {channels} channels")
-    features, kernel = weight.shape[1] * group, weight.shape[2:]
     per_group = xp.swapaxes(weight.reshape(group, channels // group, math.prod(weight.shape[1:])), 1, 2)
     kind = compute_dtype(x.dtype)
-    columns = product(xp, per_group, x.reshape(batch, group, channels // group, math.prod(spatial)), kind)
-    columns = columns.reshape(batch, features, *kernel, *spatial)
-    # all that the kernels reach, and all that the result asks for
-    extents = [
-        max((n - 1) * s + (k - 1) * d + 1, cut + size)
-        for n, k, s, d, (cut, size) in zip(spatial, kernel, strides, dilations, geometry, strict=True)
-    ]
-    full = xp.zeros((batch, features, *extents), dtype=kind)
+    shape, parts = spread.columns(batch), x.reshape(batch, group, channels // group, math.prod(spatial))
+    full_shape = (batch, spread.features, *spread.extents)
+    if xp.__name__ == "numpy":
+        into = SCRATCH.array("columns", (batch, group, per_group.shape[1], parts.shape[-1]), kind)
+        columns = product(xp, per_group, parts, kind, out=into).reshape(shape)
+        full = SCRATCH.array("full", full_shape, kind)
+        full.fill(0)
+    else:
+        columns = product(xp, per_group, parts, kind).reshape(shape)
+        full = xp.zeros(full_shape, dtype=kind)
     for place in itertools.product(*map(range, kernel)):
         target = tuple(
             slice(p * d, p * d + (n - 1) * s + 1, s)
             for p, d, n, s in zip(place, dilations, spatial, strides, strict=True)
         )
         full[(slice(None), slice(None), *target)] += columns[(slice(None), slice(None), *place)]
-    return full[(slice(None), slice(None), *(slice(cut, cut + size) for cut, size in geometry))]
+    return full[(slice(None), slice(None), *(slice(cut, cut + size) for cut, size in spread.geometry))]
 
 
 @kernel("Col2Im", since=18)

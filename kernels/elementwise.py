@@ -2,8 +2,7 @@
 
 import functools
 import math
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,13 +11,14 @@ from .operands import (
     check_same_dtype,
     compute_dtype,
     fitting,
-    in_compute_dtype,
     is_float,
     is_integer,
     narrow,
     one_of,
     widen,
+    written,
 )
+from .pieces import elementwise
 from .registry import Array, ArrayModule, kernel, register
 
 # ONNX name -> (since, name in the array module). The result has the operand's dtype.
@@ -74,23 +74,25 @@ def div(xp: ArrayModule, a: Array, b: Array, *, out: Array | None = None) -> Arr
     check_same_dtype(a, b)
     if not is_integer(a.dtype):
         return xp.divide(a, b, out=fitting(out, a.dtype, a, b))
-    quotient = xp.floor_divide(a, b)
     if a.dtype.kind == "u":
-        return quotient
+        return xp.floor_divide(a, b, out=fitting(out, a.dtype, a, b))
+    quotient = xp.floor_divide(a, b)
     # floor and truncation differ by one where the exact quotient is negative and not whole
     rounded_down = ((a < 0) != (b < 0)) & (quotient * b != a) & (b != 0)
-    return quotient + narrow(rounded_down, a.dtype)
+    quotient += narrow(rounded_down, a.dtype)
+    return written(xp, quotient, out)
 
 
 @kernel("Mod", since=10)
-def mod(xp: ArrayModule, a: Array, b: Array, *, fmod: int = 0) -> Array:
+def mod(xp: ArrayModule, a: Array, b: Array, *, fmod: int = 0, out: Array | None = None) -> Array:
     """Remainder with the divisor's sign (fmod=0) or the dividend's (fmod=1)."""
     check_same_dtype(a, b)
     one_of("fmod", fmod, (0, 1))
     if fmod:
-        return xp.fmod(a, b)
+        return xp.fmod(a, b, out=fitting(out, a.dtype, a, b))
     if xp.__name__ == "numpy" or not is_float(a.dtype):
-        return narrow(xp.mod(widen(a), widen(b)), a.dtype)
+        wide = widen(a), widen(b)
+        return written(xp, narrow(xp.mod(*wide, out=fitting(out, a.dtype, *wide)), a.dtype), out)
     # CuPy's takes x - floor(x / y) * y, which is NaN where y is infinite.
     a_wide, b_wide = widen(a), widen(b)
     rest = xp.fmod(a_wide, b_wide)
@@ -99,8 +101,13 @@ def mod(xp: ArrayModule, a: Array, b: Array, *, fmod: int = 0) -> Array:
 
 
 @kernel("Pow", since=7)
-def pow_(xp: ArrayModule, base: Array, exponent: Array) -> Array:
+def pow_(xp: ArrayModule, base: Array, exponent: Array, *, out: Array | None = None) -> Array:
     """Power; the exponent's dtype may differ, the result has the base's."""
+    return written(xp, narrow(_power(xp, base, exponent, out), base.dtype), out)
+
+
+def _power(xp: ArrayModule, base: Array, exponent: Array, out: Array | None) -> Array:
+    """The power, in the dtype that it is computed in."""
     if is_float(base.dtype):
         kind = xp.result_type(compute_dtype(base.dtype), compute_dtype(exponent.dtype))
         kind = kind if is_float(exponent.dtype) else compute_dtype(base.dtype)
@@ -109,16 +116,19 @@ def pow_(xp: ArrayModule, base: Array, exponent: Array) -> Array:
         if is_readable and float(exponent.reshape(())) in (2.0, 3.0):
             # A library's general power takes fifty times as long as the products that tanh-Gelu and norms mean.
             x = base.astype(kind, copy=False)
-            return narrow(x * x if float(exponent.reshape(())) == 2.0 else x * x * x, base.dtype)
-        return narrow(xp.power(base.astype(kind, copy=False), exponent.astype(kind, copy=False)), base.dtype)
+            into = None if out is base else fitting(out, kind, x)
+            y = xp.multiply(x, x, out=into)
+            return y if float(exponent.reshape(())) == 2.0 else xp.multiply(y, x, out=into)
+        operands = base.astype(kind, copy=False), exponent.astype(kind, copy=False)
+        return xp.power(*operands, out=fitting(out, kind, *operands))
     if xp.__name__ != "numpy" and exponent.dtype.kind == "i":
         # Both ways, so that no number is waited for: a negative exponent of an integer gives 0, 1 or -1.
         inverse = narrow(xp.power(base.astype(np.float64), exponent.astype(np.float64)), base.dtype)
         whole = xp.power(base, xp.maximum(exponent, exponent.dtype.type(0)).astype(base.dtype, copy=False))
-        return narrow(xp.where(exponent < 0, inverse, whole), base.dtype)
+        return xp.where(exponent < 0, inverse, whole)
     if is_float(exponent.dtype) or (exponent.dtype.kind == "i" and bool((exponent < 0).any())):
-        return narrow(xp.power(base.astype(np.float64), exponent.astype(np.float64)), base.dtype)
-    return narrow(xp.power(base, exponent.astype(base.dtype, copy=False)), base.dtype)
+        return xp.power(base.astype(np.float64), exponent.astype(np.float64))
+    return xp.power(base, exponent.astype(base.dtype, copy=False))
 
 
 @kernel("Reciprocal", since=6)
@@ -127,34 +137,41 @@ def reciprocal(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
     return xp.divide(x.dtype.type(1), x, out=fitting(out, x.dtype, x))
 
 
+def _combined(xp: ArrayModule, name: str, operands: Sequence[Array]) -> Array:
+    """Operands combined from the first on, in a new array."""
+    if len(operands) == 1:
+        return operands[0].copy()
+    return functools.reduce(getattr(xp, name), operands)
+
+
 @kernel("Sum", since=8)
-def sum_(xp: ArrayModule, *operands: Array) -> Array:
+def sum_(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     """Sum of any number of operands."""
     check_same_dtype(*operands)
-    total = functools.reduce(operator.add, [widen(operand) for operand in operands])
-    return narrow(total, operands[0].dtype)
+    total = _combined(xp, "add", [widen(operand) for operand in operands])
+    return written(xp, narrow(total, operands[0].dtype), out)
 
 
 @kernel("Mean", since=8)
-def mean(xp: ArrayModule, *operands: Array) -> Array:
+def mean(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     """Mean of any number of operands."""
     check_same_dtype(*operands)
-    total = functools.reduce(operator.add, [widen(operand) for operand in operands])
-    return narrow(total / total.dtype.type(len(operands)), operands[0].dtype)
+    total = _combined(xp, "add", [widen(operand) for operand in operands])
+    return written(xp, narrow(total / total.dtype.type(len(operands)), operands[0].dtype), out)
 
 
 @kernel("Max", since=8)
-def max_(xp: ArrayModule, *operands: Array) -> Array:
+def max_(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     """Greatest of any number of operands; a NaN wins."""
     check_same_dtype(*operands)
-    return functools.reduce(xp.maximum, operands)
+    return written(xp, _combined(xp, "maximum", operands), out)
 
 
 @kernel("Min", since=8)
-def min_(xp: ArrayModule, *operands: Array) -> Array:
+def min_(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     """Least of any number of operands; a NaN wins."""
     check_same_dtype(*operands)
-    return functools.reduce(xp.minimum, operands)
+    return written(xp, _combined(xp, "minimum", operands), out)
 
 
 @kernel("Clip", since=6)
@@ -164,22 +181,27 @@ def clip_by_attributes(
     *,
     min: float = float(np.finfo(np.float32).min),
     max: float = float(np.finfo(np.float32).max),
+    out: Array | None = None,
 ) -> Array:
     """Limit to [min, max] given as attributes (before version 11)."""
     wide = widen(x)
     low, high = wide.dtype.type(min), wide.dtype.type(max)
-    return narrow(xp.minimum(xp.maximum(wide, low), high), x.dtype)
+    into = fitting(out, x.dtype, wide)
+    return narrow(xp.minimum(xp.maximum(wide, low, out=into), high, out=into), x.dtype)
 
 
 @kernel("Clip", since=11)
-def clip(xp: ArrayModule, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
+def clip(
+    xp: ArrayModule, x: Array, low: Array | None = None, high: Array | None = None, *, out: Array | None = None
+) -> Array:
     """Limit to [low, high], either of which may be absent; `high` wins where they cross."""
     check_same_dtype(x, low, high)
+    into = fitting(out, x.dtype, x)
+    if low is None and high is None:
+        return written(xp, x.copy(), out)
     if low is not None:
-        x = xp.maximum(x, low.reshape(()))
-    if high is not None:
-        x = xp.minimum(x, high.reshape(()))
-    return x
+        x = xp.maximum(x, low.reshape(()), out=into)
+    return x if high is None else xp.minimum(x, high.reshape(()), out=into)
 
 
 def _erf_coefficients(degree: int, limit: float) -> tuple[float, ...]:
@@ -233,14 +255,14 @@ def _erf_block(xp: ArrayModule, x: Array) -> Array:
 
 
 @kernel("Erf", since=9)
+@elementwise
 def erf(xp: ArrayModule, x: Array) -> Array:
     """The error function, for any real dtype."""
-    wide = x.astype(np.float64) if is_integer(x.dtype) else widen(x)
-    return narrow(xp.asarray(erf_of(xp, wide)), x.dtype)
+    return erf_of(xp, x.astype(np.float64) if is_integer(x.dtype) else x)
 
 
 @kernel("BitShift", since=11)
-def bit_shift(xp: ArrayModule, x: Array, amount: Array, *, direction: str) -> Array:
+def bit_shift(xp: ArrayModule, x: Array, amount: Array, *, direction: str, out: Array | None = None) -> Array:
     """Shift bits LEFT or RIGHT; by the width or more gives the sign extension (0 or -1)."""
     check_same_dtype(x, amount)
     one_of("direction", direction, ("LEFT", "RIGHT"))
@@ -254,11 +276,11 @@ def bit_shift(xp: ArrayModule, x: Array, amount: Array, *, direction: str) -> Ar
             xp.right_shift(x, safe),
             narrow(x < 0, x.dtype) * x.dtype.type(-1 if x.dtype.kind == "i" else 0),
         )
-    return xp.where(outside, beyond, shifted)
+    return written(xp, xp.where(outside, beyond, shifted), out)
 
 
 @kernel("Softsign", since=1)
-@in_compute_dtype
+@elementwise
 def softsign(xp: ArrayModule, x: Array) -> Array:
     """x / (1 + |x|)."""
     return x / (1 + xp.abs(x))

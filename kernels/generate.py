@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .operands import check_same_dtype, dtype_of, is_float, narrow, to_ints, widen
+from .operands import check_same_dtype, contiguous_result, dtype_of, is_float, narrow, to_ints, widen
 from .registry import Array, ArrayModule, HostArray, ShapeArray, kernel
 
 
@@ -32,12 +32,18 @@ def constant(
 
 
 @kernel("ConstantOfShape", since=9)
-def constant_of_shape(xp: ArrayModule, shape: HostArray, *, value: Array | None = None) -> Array:
+def constant_of_shape(
+    xp: ArrayModule, shape: HostArray, *, value: Array | None = None, out: Array | None = None
+) -> Array:
     """A tensor of one value, float32 zeros by default."""
     fill = np.zeros(1, np.float32) if value is None else np.asarray(value)
     if fill.size != 1:
         raise ValueError(f"attribute value must hold one element, not {fill.size}")
-    return xp.full(to_ints(shape), fill.reshape(-1)[0], dtype=fill.dtype)
+    if xp.__name__ != "numpy":
+        return xp.full(to_ints(shape), fill.reshape(-1)[0], dtype=fill.dtype)
+    y = contiguous_result(out, to_ints(shape), fill.dtype)
+    y.fill(fill.reshape(-1)[0])
+    return y
 
 
 @kernel("Range", since=11)

@@ -1,12 +1,14 @@
 """Gathering, scattering and selecting elements by index."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from .operands import check_same_dtype, narrow, normalize_axis, one_of, to_int, widen
-from .registry import Array, ArrayModule, HostArray, kernel
-from .scatter import scattered
+from .operands import check_same_dtype, contiguous_result, narrow, normalize_axis, one_of, to_int, widen, written
+from .registry import Array, ArrayModule, HostArray, Shaped, kernel
+from .scatter import copied, scattered
+from .scratch import SCRATCH, piece_bytes
 
 
 def _checked(indices: Array, length: int, axis: int) -> Array:
@@ -17,17 +19,21 @@ def _checked(indices: Array, length: int, axis: int) -> Array:
 
 
 @kernel("Gather", since=1)
-def gather(xp: ArrayModule, x: Array, indices: Array, *, axis: int = 0) -> Array:
+def gather(xp: ArrayModule, x: Array, indices: Array, *, axis: int = 0, out: Array | None = None) -> Array:
     """Slices of x along one axis, in the shape of the indices."""
     axis = normalize_axis(axis, x.ndim)
-    return xp.take(x, _checked(indices, x.shape[axis], axis), axis=axis)
+    places = _checked(indices, x.shape[axis], axis)
+    if xp.__name__ != "numpy" or not x.size:
+        return xp.take(x, places, axis=axis)
+    y = contiguous_result(out, (*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]), x.dtype)
+    return np.take(x, places, axis=axis, out=y, mode="clip")  # They are in range: to be told so takes a copy.
 
 
 @kernel("GatherElements", since=11)
-def gather_elements(xp: ArrayModule, x: Array, indices: Array, *, axis: int = 0) -> Array:
+def gather_elements(xp: ArrayModule, x: Array, indices: Array, *, axis: int = 0, out: Array | None = None) -> Array:
     """One element of x for each index; the other coordinates are the index's own."""
     axis = normalize_axis(axis, x.ndim)
-    return x[_coordinates(xp, indices, x.shape, axis)]
+    return written(xp, x[_coordinates(xp, indices, x.shape, axis)], out)
 
 
 def _coordinates(xp: ArrayModule, indices: Array, shape: tuple[int, ...], axis: int) -> tuple[Array, ...]:
@@ -59,31 +65,42 @@ def _nd_coordinates(xp: ArrayModule, indices: Array, shape: tuple[int, ...], bat
 
 
 @kernel("GatherND", since=11)
-def gather_nd(xp: ArrayModule, x: Array, indices: Array, *, batch_dims: int = 0) -> Array:
+def gather_nd(xp: ArrayModule, x: Array, indices: Array, *, batch_dims: int = 0, out: Array | None = None) -> Array:
     """Slices of x at coordinates that stand in the last dim of the indices."""
     if x.shape[:batch_dims] != indices.shape[:batch_dims]:
         raise ValueError(f"batch dims {x.shape[:batch_dims]} and {indices.shape[:batch_dims]} differ")
-    return x[_nd_coordinates(xp, indices, x.shape, batch_dims)]
+    grid = _nd_coordinates(xp, indices, x.shape, batch_dims)
+    return written(xp, x[grid] if grid else xp.broadcast_to(x, (*indices.shape[:-1], *x.shape)).copy(), out)
 
 
 @kernel("Scatter", since=9)
 @kernel("ScatterElements", since=11)
 def scatter_elements(
-    xp: ArrayModule, x: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none"
+    xp: ArrayModule,
+    x: Array,
+    indices: Array,
+    updates: Array,
+    *,
+    axis: int = 0,
+    reduction: str = "none",
+    out: Array | None = None,
 ) -> Array:
     """A copy of x with one element for each index replaced by, or combined with, its update."""
     if updates.shape != indices.shape:
         raise ValueError(f"updates of shape {updates.shape} do not match indices of shape {indices.shape}")
-    return scattered(xp, x, _coordinates(xp, indices, x.shape, normalize_axis(axis, x.ndim)), updates, reduction)
+    grid = _coordinates(xp, indices, x.shape, normalize_axis(axis, x.ndim))
+    return scattered(xp, x, grid, updates, reduction, out)
 
 
 @kernel("ScatterND", since=11)
-def scatter_nd(xp: ArrayModule, x: Array, indices: Array, updates: Array, *, reduction: str = "none") -> Array:
+def scatter_nd(
+    xp: ArrayModule, x: Array, indices: Array, updates: Array, *, reduction: str = "none", out: Array | None = None
+) -> Array:
     """A copy of x with the slices at the given coordinates replaced by, or combined with, their updates."""
     expected = (*indices.shape[:-1], *x.shape[indices.shape[-1] :])
     if updates.shape != expected:
         raise ValueError(f"updates must have shape {expected}, not {updates.shape}")
-    return scattered(xp, x, _nd_coordinates(xp, indices, x.shape, 0), updates, reduction)
+    return scattered(xp, x, _nd_coordinates(xp, indices, x.shape, 0), updates, reduction, out)
 
 
 @kernel("TensorScatter", since=24)
@@ -95,6 +112,7 @@ def tensor_scatter(
     *,
     axis: int = -2,
     mode: str = "linear",
+    out: Array | None = None,
 ) -> Array:
     """A copy of a cache with `update` written along `axis`, each batch element from its own place on."""
     check_same_dtype(past, update)
@@ -109,7 +127,7 @@ def tensor_scatter(
         places = places % capacity
     elif length and int(places.max()) >= capacity:
         raise ValueError(f"writing {length} places from {first.tolist()} on exceeds the cache's {capacity}")
-    result = past.copy()
+    result = copied(xp, past, out)
     xp.moveaxis(result, axis, 1)[xp.arange(batch)[:, None], places] = xp.moveaxis(update, axis, 1)
     return result
 
@@ -132,14 +150,22 @@ def non_zero(xp: ArrayModule, x: Array) -> Array:
 
 
 def _extreme_place(name: str) -> Callable[..., Array]:
-    def place(xp: ArrayModule, x: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0) -> Array:
+    def place(
+        xp: ArrayModule,
+        x: Array,
+        *,
+        axis: int = 0,
+        keepdims: int = 1,
+        select_last_index: int = 0,
+        out: Array | None = None,
+    ) -> Array:
         axis = normalize_axis(axis, x.ndim)
         if select_last_index:
             found = x.shape[axis] - 1 - getattr(xp, name)(xp.flip(widen(x), axis), axis=axis)
         else:
             found = getattr(xp, name)(widen(x), axis=axis)
         found = xp.asarray(found).astype(np.int64, copy=False)
-        return xp.expand_dims(found, axis) if keepdims else found
+        return written(xp, xp.expand_dims(found, axis) if keepdims else found, out)
 
     return place
 
@@ -206,26 +232,43 @@ def _cumulative(xp: ArrayModule, x: Array, axis: Array, name: str, exclusive: in
 
 
 @kernel("CumSum", since=11)
-def cum_sum(xp: ArrayModule, x: Array, axis: HostArray, *, exclusive: int = 0, reverse: int = 0) -> Array:
+def cum_sum(
+    xp: ArrayModule, x: Array, axis: HostArray, *, exclusive: int = 0, reverse: int = 0, out: Array | None = None
+) -> Array:
     """Running sums along an axis."""
-    return _cumulative(xp, x, axis, "cumsum", exclusive, reverse)
+    return written(xp, _cumulative(xp, x, axis, "cumsum", exclusive, reverse), out)
 
 
 @kernel("CumProd", since=26)
-def cum_prod(xp: ArrayModule, x: Array, axis: HostArray, *, exclusive: int = 0, reverse: int = 0) -> Array:
+def cum_prod(
+    xp: ArrayModule, x: Array, axis: HostArray, *, exclusive: int = 0, reverse: int = 0, out: Array | None = None
+) -> Array:
     """Running products along an axis."""
-    return _cumulative(xp, x, axis, "cumprod", exclusive, reverse)
+    return written(xp, _cumulative(xp, x, axis, "cumprod", exclusive, reverse), out)
 
 
-@kernel("OneHot", since=9)
-def one_hot(xp: ArrayModule, indices: Array, depth: HostArray, values: Array, *, axis: int = -1) -> Array:
+def _mask_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For the truth of each element."""
+    return piece_bytes(results[0].elements, 1)
+
+
+@kernel("OneHot", since=9, scratch=_mask_bytes)
+def one_hot(
+    xp: ArrayModule, indices: Array, depth: HostArray, values: Array, *, axis: int = -1, out: Array | None = None
+) -> Array:
     """`values[1]` at each index of a new axis of length `depth`, `values[0]` elsewhere."""
     length = int(depth.reshape(-1)[0])
     place = normalize_axis(axis, indices.ndim + 1)
     wanted = xp.expand_dims(indices.astype(np.int64), place)
     wanted = xp.where(wanted < 0, wanted + length, wanted)
     places = xp.arange(length).reshape((-1,) + (1,) * (indices.ndim - place))
-    return narrow(xp.where(wanted == places, values[1], values[0]), values.dtype)
+    if xp.__name__ != "numpy":
+        return narrow(xp.where(wanted == places, values[1], values[0]), values.dtype)
+    shape = np.broadcast_shapes(wanted.shape, places.shape)
+    y, is_there = contiguous_result(out, shape, values.dtype), SCRATCH.array("is there", shape, np.dtype(bool))
+    np.copyto(y, values[0])
+    np.copyto(y, values[1], where=np.equal(wanted, places, out=is_there))
+    return y
 
 
 @kernel("ArrayFeatureExtractor", since=1, domain="ai.onnx.ml")

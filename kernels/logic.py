@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from .operands import FLOAT8_DTYPES, check_same_dtype, fitting, narrow, widen
+import numpy as np
+
+from .operands import FLOAT8_DTYPES, check_same_dtype, fitting, narrow, widen, written
 from .registry import Array, ArrayModule, kernel, register
 
 # ONNX name -> (since, name in the array module)
@@ -18,27 +20,34 @@ _BITWISE = {"BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor"
 
 
 def _comparison(name: str) -> Callable[[ArrayModule, Array, Array], Array]:
-    def compare(xp: ArrayModule, a: Array, b: Array) -> Array:
+    def compare(xp: ArrayModule, a: Array, b: Array, *, out: Array | None = None) -> Array:
         check_same_dtype(a, b)
-        return xp.asarray(getattr(xp, name)(a, b)).astype(bool, copy=False)
+        is_plain = a.dtype.kind not in "OV"
+        result = getattr(xp, name)(a, b, out=_bools(out, a, b) if is_plain else None)
+        return written(xp, xp.asarray(result).astype(bool, copy=False), out)
 
     return compare
 
 
 def _logic(name: str) -> Callable[[ArrayModule, Array, Array], Array]:
-    def combine(xp: ArrayModule, a: Array, b: Array) -> Array:
+    def combine(xp: ArrayModule, a: Array, b: Array, *, out: Array | None = None) -> Array:
         _check_bool(a, b)
-        return getattr(xp, name)(a, b)
+        return getattr(xp, name)(a, b, out=_bools(out, a, b))
 
     return combine
 
 
 def _bitwise(name: str) -> Callable[[ArrayModule, Array, Array], Array]:
-    def combine(xp: ArrayModule, a: Array, b: Array) -> Array:
+    def combine(xp: ArrayModule, a: Array, b: Array, *, out: Array | None = None) -> Array:
         check_same_dtype(a, b)
-        return getattr(xp, name)(a, b)
+        return getattr(xp, name)(a, b, out=fitting(out, a.dtype, a, b))
 
     return combine
+
+
+def _bools(out: Array | None, *operands: Array) -> Array | None:
+    """Where an elementwise function of some operands writes its truth values."""
+    return fitting(out, np.dtype(bool), *operands)
 
 
 def _check_bool(*operands: Array) -> None:
@@ -56,16 +65,16 @@ for _op_type, _name in _BITWISE.items():
 
 
 @kernel("Not", since=1)
-def not_(xp: ArrayModule, x: Array) -> Array:
+def not_(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
     """Logical negation."""
     _check_bool(x)
-    return xp.logical_not(x)
+    return xp.logical_not(x, out=_bools(out, x))
 
 
 @kernel("BitwiseNot", since=18)
-def bitwise_not(xp: ArrayModule, x: Array) -> Array:
+def bitwise_not(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
     """Bitwise negation."""
-    return xp.invert(x)
+    return xp.invert(x, out=fitting(out, x.dtype, x))
 
 
 @kernel("Where", since=9)
@@ -86,13 +95,15 @@ def where(xp: ArrayModule, condition: Array, x: Array, y: Array, *, out: Array |
 
 
 @kernel("IsNaN", since=9)
-def is_nan(xp: ArrayModule, x: Array) -> Array:
+def is_nan(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
     """Whether each element is not a number."""
-    return xp.isnan(widen(x) if x.dtype in FLOAT8_DTYPES else x)
+    return written(xp, xp.isnan(widen(x) if x.dtype in FLOAT8_DTYPES else x), out)
 
 
 @kernel("IsInf", since=10)
-def is_inf(xp: ArrayModule, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
+def is_inf(
+    xp: ArrayModule, x: Array, *, detect_negative: int = 1, detect_positive: int = 1, out: Array | None = None
+) -> Array:
     """Whether each element is an infinity of a sign that is asked for."""
     wide = widen(x)
     infinite = xp.isinf(wide)
@@ -100,4 +111,4 @@ def is_inf(xp: ArrayModule, x: Array, *, detect_negative: int = 1, detect_positi
         infinite = infinite & (wide > 0)
     if not detect_positive:
         infinite = infinite & (wide < 0)
-    return infinite
+    return written(xp, infinite, out)

@@ -1,9 +1,11 @@
 """Losses of classifiers."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from .normalization import log_softmax_of
-from .operands import narrow, one_of, widen
+from .normalization import log_softmax_of, softmax_scratch
+from .operands import fitting, narrow, one_of, widen, written
 from .registry import Array, ArrayModule, kernel
 
 
@@ -36,12 +38,14 @@ def negative_log_likelihood_loss(
     *,
     ignore_index: int | None = None,
     reduction: str = "mean",
+    out: Array | None = None,
 ) -> Array:
     """Weighted negative log-likelihood; the mean is over the weights of targets that are not ignored."""
-    return narrow(xp.asarray(_negative_log_likelihood(xp, widen(x), target, weight, reduction, ignore_index)), x.dtype)
+    loss = _negative_log_likelihood(xp, widen(x), target, weight, reduction, ignore_index)
+    return written(xp, narrow(xp.asarray(loss), x.dtype), out)
 
 
-@kernel("SoftmaxCrossEntropyLoss", since=12)
+@kernel("SoftmaxCrossEntropyLoss", since=12, scratch=softmax_scratch)
 def softmax_cross_entropy_loss(
     xp: ArrayModule,
     scores: Array,
@@ -50,8 +54,13 @@ def softmax_cross_entropy_loss(
     *,
     ignore_index: int | None = None,
     reduction: str = "mean",
+    outs: Sequence[Array | None] = (),
 ) -> tuple[Array, Array]:
     """Cross-entropy of softmax(scores) over dim 1; gives the loss and the log-probabilities."""
-    log_probability = log_softmax_of(xp, widen(scores), 1)
+    of_loss, of_log, *_ = (*outs, None, None)
+    log_probability = log_softmax_of(xp, widen(scores), 1, fitting(of_log, scores.dtype, scores))
     loss = _negative_log_likelihood(xp, log_probability, labels, weight, reduction, ignore_index)
-    return narrow(xp.asarray(loss), scores.dtype), narrow(log_probability, scores.dtype)
+    return (
+        written(xp, narrow(xp.asarray(loss), scores.dtype), of_loss),
+        written(xp, narrow(log_probability, scores.dtype), of_log),
+    )

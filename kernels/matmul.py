@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .contraction import contracted, contraction_of, scratch_bytes
 from .gemm import einsum_product, product
 from .operands import (
     check_same_dtype,
@@ -11,6 +12,7 @@ from .operands import (
     summed_as_int32,
     summing_dtype,
     widen,
+    written,
 )
 from .registry import Array, ArrayModule, kernel
 
@@ -59,8 +61,8 @@ def _scaled(x: Array, factor: float) -> Array:
     return x * (factor if is_integer(x.dtype) else x.dtype.type(factor))
 
 
-@kernel("Einsum", since=12)
-def einsum(xp: ArrayModule, *operands: Array, equation: str) -> Array:
+@kernel("Einsum", since=12, scratch=scratch_bytes)
+def einsum(xp: ArrayModule, *operands: Array, equation: str, out: Array | None = None) -> Array:
     """Einstein summation."""
     check_same_dtype(*operands)
     equation, dtype = equation.replace(" ", ""), operands[0].dtype
@@ -68,8 +70,15 @@ def einsum(xp: ArrayModule, *operands: Array, equation: str) -> Array:
         found = einsum_product(xp, equation, *operands)
         if found is not None:
             return found
-    result = xp.einsum(equation, *(widen(x) for x in operands), optimize=len(operands) > 1)
-    return narrow(xp.asarray(result), dtype)
+    wide = [widen(x) for x in operands]
+    if xp.__name__ == "numpy" and len(operands) == 2:
+        first, second = wide
+        known = contraction_of(equation, first.shape, second.shape)
+        if known is not None:
+            return written(xp, narrow(contracted(known, first, second, out), dtype), out)
+    result = xp.asarray(xp.einsum(equation, *wide, optimize=len(operands) > 1))
+    is_view = any(xp.may_share_memory(result, operand) for operand in operands)
+    return written(xp, narrow(result.copy() if is_view else result, dtype), out)
 
 
 def _less_zero_point(xp: ArrayModule, x: Array, zero_point: Array | None, rows: bool) -> Array:

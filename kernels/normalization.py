@@ -1,12 +1,14 @@
 """Normalisations and the Softmax family. Statistics of small floats are computed in float32."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .operands import (
     compute_dtype,
+    contiguous_result,
     dtype_of,
     fitting,
     in_compute_dtype,
@@ -16,8 +18,11 @@ from .operands import (
     normalize_axis,
     one_of,
     widen,
+    written,
 )
-from .registry import Array, ArrayModule, kernel
+from .pieces import row_pieces
+from .registry import Array, ArrayModule, Shaped, kernel
+from .scratch import SCRATCH, piece_bytes
 
 
 def _stash_dtype(x: Array, stash_type: int) -> np.dtype[Any]:
@@ -42,30 +47,85 @@ def layer_normalization(
     axis: int = -1,
     epsilon: float = 1e-5,
     stash_type: int = 1,
+    outs: Sequence[Array | None] = (),
 ) -> tuple[Array, Array, Array]:
     """Zero mean and unit variance over the dims from `axis` on; gives y, mean, 1 / standard deviation."""
-    axes = _last_axes(x, axis)
-    wide = x.astype(_stash_dtype(x, stash_type), copy=False)
+    axes, kind, statistics = _last_axes(x, axis), _stash_dtype(x, stash_type), dtype_of(stash_type)
+    operands = widen(scale), None if bias is None else widen(bias)
+    if not _is_by_rows(xp, x, np.broadcast_shapes(x.shape, scale.shape)):
+        found = _layer_normalized(xp, x.astype(kind, copy=False), axes, *operands, epsilon)
+        made = zip(found, (x.dtype, statistics, statistics), (*outs, None, None, None), strict=False)
+        y, mean, inverse = (written(xp, narrow(array, dtype), out) for array, dtype, out in made)
+        return y, mean, inverse
+    y, mean, inverse = _results(x, axes, statistics, outs)
+    tail = x.shape[axes[0] :]
+    operand, result = x.reshape(-1, *tail), y.reshape(-1, *tail)
+    means, inverses = (array.reshape(-1, *(1,) * len(tail)) for array in (mean, inverse))
+    trailing = tuple(range(1, 1 + len(tail)))
+    for piece in row_pieces(len(operand), math.prod(tail)):
+        found = _layer_normalized(xp, operand[piece].astype(kind, copy=False), trailing, *operands, epsilon)
+        result[piece], means[piece], inverses[piece] = found
+    return y, mean, inverse
+
+
+def _is_by_rows(xp: ArrayModule, x: Array, shape: tuple[int, ...]) -> bool:
+    """Whether rows of x can be normalised by themselves, in pieces that lie in its order; the result has a shape."""
+    return xp.__name__ == "numpy" and x.flags.c_contiguous and bool(x.size) and x.shape == shape
+
+
+def _layer_normalized(
+    xp: ArrayModule, wide: Array, axes: tuple[int, ...], scale: Array, bias: Array | None, epsilon: float
+) -> tuple[Array, Array, Array]:
     mean = mean_over(wide, axes)
     centred = wide - mean
     variance = mean_over(centred * centred, axes)
     inverse = 1 / xp.sqrt(variance + epsilon)
-    y = centred * inverse * widen(scale)
-    if bias is not None:
-        y = y + widen(bias)
-    statistics = dtype_of(stash_type)
-    return narrow(y, x.dtype), narrow(mean, statistics), narrow(inverse, statistics)
+    y = centred * inverse * scale
+    return y if bias is None else y + bias, mean, inverse
+
+
+def _results(
+    x: Array, axes: tuple[int, ...], statistics: "np.dtype[Any]", outs: Sequence[Array | None]
+) -> tuple[Array, Array, Array]:
+    """Where the results of a normalisation go: one like x, and two of one element for all that stand in some axes."""
+    given = (*outs, None, None, None)
+    small = tuple(1 if axis in axes else size for axis, size in enumerate(x.shape))
+    return (
+        contiguous_result(given[0], x.shape, x.dtype),
+        contiguous_result(given[1], small, statistics),
+        contiguous_result(given[2], small, statistics),
+    )
 
 
 @kernel("RMSNormalization", since=23)
 def rms_normalization(
-    xp: ArrayModule, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    xp: ArrayModule,
+    x: Array,
+    scale: Array,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+    out: Array | None = None,
 ) -> Array:
     """Unit root mean square over the dims from `axis` on; the result has the scale's dtype."""
-    wide = x.astype(_stash_dtype(x, stash_type), copy=False)
-    square = mean_over(wide * wide, _last_axes(x, axis))
-    normalized = narrow(wide / xp.sqrt(square + epsilon), x.dtype)
-    return narrow(widen(normalized) * widen(scale), scale.dtype)
+    axes, kind, wide_scale = _last_axes(x, axis), _stash_dtype(x, stash_type), widen(scale)
+    if not _is_by_rows(xp, x, np.broadcast_shapes(x.shape, scale.shape)):
+        return written(xp, narrow(_root_mean_normalized(xp, x, axes, wide_scale, epsilon, kind), scale.dtype), out)
+    y, tail = contiguous_result(out, x.shape, scale.dtype), x.shape[axes[0] :]
+    operand, result = x.reshape(-1, *tail), y.reshape(-1, *tail)
+    trailing = tuple(range(1, 1 + len(tail)))
+    for piece in row_pieces(len(operand), math.prod(tail)):
+        result[piece] = _root_mean_normalized(xp, operand[piece], trailing, wide_scale, epsilon, kind)
+    return y
+
+
+def _root_mean_normalized(
+    xp: ArrayModule, x: Array, axes: tuple[int, ...], scale: Array, epsilon: float, kind: "np.dtype[Any]"
+) -> Array:
+    wide = x.astype(kind, copy=False)
+    normalized = narrow(wide / xp.sqrt(mean_over(wide * wide, axes) + epsilon), x.dtype)
+    return widen(normalized) * scale
 
 
 def _per_channel(x: Array, vector: Array) -> Array:
@@ -144,30 +204,61 @@ def _standardized(xp: ArrayModule, wide: Array, axes: tuple[int, ...], epsilon: 
     return centred / xp.sqrt(mean_over(centred * centred, axes) + epsilon)
 
 
+def _standardized_rows(
+    xp: ArrayModule, x: Array, rows: int, epsilon: float, dtype: "np.dtype[Any]", out: Array | None
+) -> Array:
+    """x with so many equal parts of it, one after the other, standardised each; in a dtype that it is computed in."""
+    shape = (rows, x.size // max(1, rows))
+    if xp.__name__ != "numpy":
+        return _standardized(xp, x.reshape(shape).astype(dtype, copy=False), (1,), epsilon).reshape(x.shape)
+    y = contiguous_result(out, x.shape, dtype)
+    operand, result = np.ascontiguousarray(x).reshape(shape), y.reshape(shape)
+    for piece in row_pieces(*shape):
+        result[piece] = _standardized(xp, operand[piece].astype(dtype, copy=False), (1,), epsilon)
+    return y
+
+
+def _scaled(xp: ArrayModule, y: Array, scale: Array, bias: Array, out: Array | None, dtype: "np.dtype[Any]") -> Array:
+    """y * scale + bias, over y where its dtype stays as it is, then in the dtype of the result."""
+    y = xp.multiply(y, scale, out=y if scale.dtype == y.dtype else None)
+    y = xp.add(y, bias, out=y if bias.dtype == y.dtype else None)
+    return written(xp, narrow(y, dtype), out)
+
+
 @kernel("InstanceNormalization", since=6)
-def instance_normalization(xp: ArrayModule, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5) -> Array:
+def instance_normalization(
+    xp: ArrayModule, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5, out: Array | None = None
+) -> Array:
     """Standardise each channel of each instance."""
-    y = _standardized(xp, widen(x), tuple(range(2, x.ndim)), epsilon)
-    return narrow(y * _per_channel(x, scale) + _per_channel(x, bias), x.dtype)
+    y = _standardized_rows(xp, x, math.prod(x.shape[:2]), epsilon, compute_dtype(x.dtype), out)
+    return _scaled(xp, y, _per_channel(x, scale), _per_channel(x, bias), out, x.dtype)
 
 
-def _grouped(xp: ArrayModule, x: Array, num_groups: int, epsilon: float, dtype: np.dtype[Any]) -> Array:
-    """x standardised over each group of channels, with shape (batch, groups, elements of a group)."""
+def _grouped(
+    xp: ArrayModule, x: Array, num_groups: int, epsilon: float, dtype: "np.dtype[Any]", out: Array | None
+) -> Array:
+    """x standardised over each group of channels."""
     batch, channels = x.shape[:2]
     if num_groups < 1 or channels % num_groups:
         raise ValueError(f"attribute num_groups={num_groups} does not divide {channels} channels")
-    length = math.prod(x.shape[1:]) // num_groups
-    return _standardized(xp, x.reshape(batch, num_groups, length).astype(dtype, copy=False), (2,), epsilon)
+    return _standardized_rows(xp, x, batch * num_groups, epsilon, dtype, out)
 
 
 @kernel("GroupNormalization", since=18)
 def group_normalization_by_group(
-    xp: ArrayModule, x: Array, scale: Array, bias: Array, *, num_groups: int, epsilon: float = 1e-5
+    xp: ArrayModule,
+    x: Array,
+    scale: Array,
+    bias: Array,
+    *,
+    num_groups: int,
+    epsilon: float = 1e-5,
+    out: Array | None = None,
 ) -> Array:
     """Standardise groups of channels; scale and bias hold one value per group (before version 21)."""
-    y = _grouped(xp, x, num_groups, epsilon, compute_dtype(x.dtype))
-    y = y * _per_channel(y, scale) + _per_channel(y, bias)
-    return narrow(y.reshape(x.shape), x.dtype)
+    y = _grouped(xp, x, num_groups, epsilon, compute_dtype(x.dtype), out)
+    y = y.reshape(len(x), num_groups, math.prod(x.shape[1:]) // num_groups)
+    return _scaled(xp, y, _per_channel(y, scale), _per_channel(y, bias), None, x.dtype).reshape(x.shape)
 
 
 @kernel("GroupNormalization", since=21)
@@ -180,10 +271,11 @@ def group_normalization(
     num_groups: int,
     epsilon: float = 1e-5,
     stash_type: int = 1,
+    out: Array | None = None,
 ) -> Array:
     """Standardise groups of channels; scale and bias hold one value per channel."""
-    y = _grouped(xp, x, num_groups, epsilon, _stash_dtype(x, stash_type)).reshape(x.shape)
-    return narrow(y * _per_channel(x, scale) + _per_channel(x, bias), x.dtype)
+    y = _grouped(xp, x, num_groups, epsilon, _stash_dtype(x, stash_type), out)
+    return _scaled(xp, y, _per_channel(x, scale), _per_channel(x, bias), out, x.dtype)
 
 
 @kernel("LpNormalization", since=1)
@@ -217,26 +309,55 @@ def local_response_normalization(
     return x / (bias + (alpha / size) * sums) ** beta
 
 
-def softmax_of(xp: ArrayModule, x: Array, axis: int) -> Array:
-    """Softmax of a float32 or float64 array along one axis."""
+def softmax_of(xp: ArrayModule, x: Array, axis: int, out: Array | None = None) -> Array:
+    """Softmax of a float32 or float64 array along one axis, on request in an array like it."""
     if not x.shape[axis]:
-        return x
-    e = xp.exp(x - x.max(axis=axis, keepdims=True))
-    return e / e.sum(axis=axis, keepdims=True)
+        return x.copy()
+    e = xp.subtract(x, x.max(axis=axis, keepdims=True), out=_on_the_way(xp, x, out))
+    xp.exp(e, out=e)
+    return xp.divide(e, e.sum(axis=axis, keepdims=True), out=e if out is None else out)
 
 
-def log_softmax_of(xp: ArrayModule, x: Array, axis: int) -> Array:
-    """Logarithm of softmax of a float32 or float64 array along one axis."""
+def log_softmax_of(xp: ArrayModule, x: Array, axis: int, out: Array | None = None) -> Array:
+    """Logarithm of softmax of a float32 or float64 array along one axis, on request in an array like it."""
     if not x.shape[axis]:
-        return x
-    shifted = x - x.max(axis=axis, keepdims=True)
-    return shifted - xp.log(xp.exp(shifted).sum(axis=axis, keepdims=True))
+        return x.copy()
+    shifted = xp.subtract(x, x.max(axis=axis, keepdims=True), out=_on_the_way(xp, x, out))
+    return xp.subtract(shifted, xp.log(_sum_of_exp(xp, shifted, axis)), out=shifted if out is None else out)
 
 
-def _hardmax_of(xp: ArrayModule, x: Array, axis: int) -> Array:
+def _on_the_way(xp: ArrayModule, x: Array, out: Array | None) -> Array | None:
+    """Where what is summed goes: NumPy's sums are in the order in which x lies."""
+    if out is None or xp.__name__ != "numpy" or x.flags.c_contiguous:
+        return out
+    return SCRATCH.like("shifted", x)
+
+
+def _sum_of_exp(xp: ArrayModule, x: Array, axis: int) -> Array:
+    if xp.__name__ != "numpy":
+        return xp.exp(x).sum(axis=axis, keepdims=True)
+    if not x.flags.c_contiguous:
+        return np.exp(x, out=SCRATCH.like("exp", x)).sum(axis=axis, keepdims=True)
+    # Piece by piece over the dims before: each sum is that of the whole.
+    before = x.reshape(-1, *x.shape[axis:])
+    sums = np.empty((len(before), 1, *x.shape[axis + 1 :]), x.dtype)
+    for piece in row_pieces(len(before), math.prod(x.shape[axis:])):
+        sums[piece] = np.exp(before[piece]).sum(axis=1, keepdims=True)
+    return sums.reshape(*x.shape[:axis], 1, *x.shape[axis + 1 :])
+
+
+def softmax_scratch(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For an operand that does not lie in one piece: what is summed, in the operand's order, and its exponentials."""
+    x = operands[0]
+    if x is None or not x.is_strided:
+        return 0
+    return 2 * piece_bytes(x.elements, compute_dtype(x.dtype).itemsize)
+
+
+def _hardmax_of(xp: ArrayModule, x: Array, axis: int, out: Array | None = None) -> Array:
     first = xp.expand_dims(xp.argmax(x, axis=axis), axis)
     places = xp.arange(x.shape[axis]).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
-    return (first == places).astype(x.dtype)
+    return written(xp, (first == places).astype(x.dtype), out)
 
 
 _SOFTMAX_FAMILY = {"Softmax": softmax_of, "LogSoftmax": log_softmax_of, "Hardmax": _hardmax_of}
@@ -248,18 +369,18 @@ def _register_softmax_family() -> None:
 
 
 def _register_softmax(op_type: str, function: Any) -> None:
-    @kernel(op_type, since=13)
-    @in_compute_dtype
-    def along_axis(xp: ArrayModule, x: Array, *, axis: int = -1) -> Array:
-        return function(xp, x, normalize_axis(axis, x.ndim))
+    @kernel(op_type, since=13, scratch=softmax_scratch)
+    def along_axis(xp: ArrayModule, x: Array, *, axis: int = -1, out: Array | None = None) -> Array:
+        axis = normalize_axis(axis, x.ndim)
+        return written(xp, narrow(function(xp, widen(x), axis, fitting(out, x.dtype, x)), x.dtype), out)
 
     @kernel(op_type, since=1)
-    @in_compute_dtype
-    def flattened(xp: ArrayModule, x: Array, *, axis: int = 1) -> Array:
+    def flattened(xp: ArrayModule, x: Array, *, axis: int = 1, out: Array | None = None) -> Array:
         # before version 13 all dims from `axis` on are normalised together
         axis = axis + x.ndim if axis < 0 else axis
         rows = math.prod(x.shape[:axis])
-        return function(xp, x.reshape(rows, math.prod(x.shape[axis:])), 1).reshape(x.shape)
+        y = function(xp, widen(x).reshape(rows, math.prod(x.shape[axis:])), 1)
+        return written(xp, narrow(y, x.dtype).reshape(x.shape), out)
 
 
 _register_softmax_family()

@@ -1,6 +1,7 @@
 """Reading operands: ONNX data types, axes, and the precision to compute in."""
 
 import functools
+import inspect
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -105,10 +106,28 @@ def in_compute_dtype(function: Function) -> Function:
     """Let a function of one float operand compute in the compute dtype and give back the operand's dtype."""
 
     @functools.wraps(function)
-    def wrapper(xp: ArrayModule, x: Array, *operands: Array, **attributes: Any) -> Array:
-        return narrow(xp.asarray(function(xp, widen(x), *operands, **attributes)), x.dtype)
+    def wrapper(xp: ArrayModule, x: Array, *operands: Array, out: Array | None = None, **attributes: Any) -> Array:
+        return written(xp, narrow(xp.asarray(function(xp, widen(x), *operands, **attributes)), x.dtype), out)
 
+    return with_out(wrapper, function)
+
+
+def with_out(wrapper: Function, function: Function) -> Function:
+    """A function around another, which says that it also takes `out`."""
+    known = inspect.signature(function)
+    out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None)
+    wrapper.__signature__ = known.replace(parameters=[*known.parameters.values(), out])  # type: ignore[attr-defined]
     return wrapper
+
+
+def written(xp: ArrayModule, result: Array, out: Array | None) -> Array:
+    """A new array, on NumPy in `out`, where it fits there: what has no better way to get there is copied."""
+    if out is None or out is result or xp.__name__ != "numpy":
+        return result
+    if out.shape != result.shape or out.dtype != result.dtype:
+        return result
+    np.copyto(out, result)
+    return out
 
 
 def fitting(out: Array | None, dtype: np.dtype[Any], *operands: Array) -> Array | None:

@@ -1,6 +1,6 @@
 """Pad and CenterCropPad."""
 
-from .operands import normalize_axes, one_of, to_ints
+from .operands import contiguous_result, normalize_axes, one_of, to_ints, written
 from .registry import Array, ArrayModule, HostArray, kernel
 
 Ints = tuple[int, ...]
@@ -19,7 +19,9 @@ def _source_places(xp: ArrayModule, length: int, before: int, after: int, mode: 
     return xp.minimum(places, period - places)
 
 
-def pad_array(xp: ArrayModule, x: Array, pads: list[tuple[int, int]], mode: str, value: object) -> Array:
+def pad_array(
+    xp: ArrayModule, x: Array, pads: list[tuple[int, int]], mode: str, value: object, out: Array | None = None
+) -> Array:
     """Pad each dim by (before, after); negative amounts crop.
 
     A constant is there before anything is cropped: (3, -3) around a dim of 2 is two of it.
@@ -30,10 +32,12 @@ def pad_array(xp: ArrayModule, x: Array, pads: list[tuple[int, int]], mode: str,
         pads: one pair per dim.
         mode: `constant`, `reflect`, `edge` or `wrap`.
         value: what `constant` fills with.
+        out: what the result is written into, on NumPy, where it fits.
     """
     one_of("mode", mode, _MODES)
     if mode == "constant":
-        return _surrounded(xp, x, pads, value)
+        return _surrounded(xp, x, pads, value, out)
+    source = x
     x = x[tuple(slice(max(0, -b), max(0, n + min(0, a))) for n, (b, a) in zip(x.shape, pads, strict=True))]
     pads = [(max(0, before), max(0, after)) for before, after in pads]
     for axis, (before, after) in enumerate(pads):
@@ -41,14 +45,19 @@ def pad_array(xp: ArrayModule, x: Array, pads: list[tuple[int, int]], mode: str,
             if not x.shape[axis]:
                 raise ValueError(f"mode {mode!r} cannot pad dim {axis}, which is empty")
             x = xp.take(x, _source_places(xp, x.shape[axis], before, after, mode), axis=axis)
-    return x
+    return written(xp, x.copy() if x.base is not None and xp.may_share_memory(x, source) else x, out)
 
 
-def _surrounded(xp: ArrayModule, x: Array, pads: list[tuple[int, int]], value: object) -> Array:
+def _surrounded(
+    xp: ArrayModule, x: Array, pads: list[tuple[int, int]], value: object, out: Array | None = None
+) -> Array:
     """What is left of an array between constants."""
-    result = xp.full(
-        [n + before + after for n, (before, after) in zip(x.shape, pads, strict=True)], value, dtype=x.dtype
-    )
+    shape = tuple(n + before + after for n, (before, after) in zip(x.shape, pads, strict=True))
+    if xp.__name__ == "numpy":
+        result = contiguous_result(out, shape, x.dtype)
+        result[...] = value
+    else:
+        result = xp.full(shape, value, dtype=x.dtype)
     kept = [(max(0, -b), max(0, -b, n + min(0, a))) for n, (b, a) in zip(x.shape, pads, strict=True)]
     places = tuple(slice(max(0, b), max(0, b) + end - start) for (start, end), (b, _) in zip(kept, pads, strict=True))
     result[places] = x[tuple(slice(start, end) for start, end in kept)]
@@ -66,9 +75,17 @@ def _pairs(pads: Ints, axes: Ints | None, rank: int) -> list[tuple[int, int]]:
 
 
 @kernel("Pad", since=2)
-def pad_by_attributes(xp: ArrayModule, x: Array, *, pads: Ints, mode: str = "constant", value: float = 0.0) -> Array:
+def pad_by_attributes(
+    xp: ArrayModule,
+    x: Array,
+    *,
+    pads: Ints,
+    mode: str = "constant",
+    value: float = 0.0,
+    out: Array | None = None,
+) -> Array:
     """Pad by amounts given as an attribute (before version 11)."""
-    return pad_array(xp, x, _pairs(pads, None, x.ndim), mode, value)
+    return pad_array(xp, x, _pairs(pads, None, x.ndim), mode, value, out)
 
 
 @kernel("Pad", since=11)
@@ -80,15 +97,18 @@ def pad(
     axes: HostArray | None = None,
     *,
     mode: str = "constant",
+    out: Array | None = None,
 ) -> Array:
     """Pad some axes by amounts before and after; negative ones crop."""
     pairs = _pairs(to_ints(pads), None if axes is None else to_ints(axes), x.ndim)
     fill = xp.zeros((), x.dtype) if value is None else value.reshape(())
-    return pad_array(xp, x, pairs, mode, fill)
+    return pad_array(xp, x, pairs, mode, fill, out)
 
 
 @kernel("CenterCropPad", since=18)
-def center_crop_pad(xp: ArrayModule, x: Array, shape: HostArray, *, axes: Ints | None = None) -> Array:
+def center_crop_pad(
+    xp: ArrayModule, x: Array, shape: HostArray, *, axes: Ints | None = None, out: Array | None = None
+) -> Array:
     """Crop or pad around the centre to given sizes."""
     pairs = [(0, 0)] * x.ndim
     chosen = normalize_axes(range(x.ndim) if axes is None else axes, x.ndim)
@@ -97,4 +117,4 @@ def center_crop_pad(xp: ArrayModule, x: Array, shape: HostArray, *, axes: Ints |
         # a crop starts at the rounded-down centre, and a pad leaves its odd element on the right
         before = missing // 2 if missing >= 0 else -(-missing // 2)
         pairs[axis] = (before, missing - before)
-    return pad_array(xp, x, pairs, "constant", xp.zeros((), x.dtype))
+    return pad_array(xp, x, pairs, "constant", xp.zeros((), x.dtype), out)

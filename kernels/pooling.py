@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from . import blocks
-from .operands import contiguous_result, in_compute_dtype, mean_over, narrow, one_of, to_ints, widen
+from .operands import contiguous_result, in_compute_dtype, mean_over, narrow, one_of, to_ints, widen, written
 from .reduction import identity_of
 from .registry import Array, ArrayModule, HostArray, kernel
 from .windows import Windows
@@ -208,9 +208,9 @@ def global_average_pool(xp: ArrayModule, x: Array) -> Array:
 
 
 @kernel("GlobalMaxPool", since=1)
-def global_max_pool(xp: ArrayModule, x: Array) -> Array:
+def global_max_pool(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
     """Greatest element of each feature map."""
-    return narrow(widen(x).max(axis=_spatial(x), keepdims=True), x.dtype)
+    return written(xp, narrow(widen(x).max(axis=_spatial(x), keepdims=True), x.dtype), out)
 
 
 @kernel("GlobalLpPool", since=2)

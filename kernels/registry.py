@@ -2,7 +2,8 @@
 
 A kernel function states its operator in its signature: operands are positional (`None` when an optional one is absent),
 ONNX attributes are keyword-only parameters whose defaults are ONNX's, `n_outputs` is asked for where it matters, `out`
-where the function can write its result into an array that it is given, `kept` where it makes something of constants:
+where the function can write its result into an array that it is given (`outs` where it has several), `kept` where it
+makes something of constants:
 
     @kernel("Concat", since=4)
     def concat(xp, *operands, axis): ...
@@ -17,10 +18,14 @@ reads shape and dtype alone, so that it may be an array of either module:
 `Kernel` checks a call against that signature, so that a function body handles only what is particular to it. A function
 reports a problem with a plain `ValueError`; the caller sees a `KernelError` that names the operator and its operands.
 
+Memory that a function needs beside its results it takes from `SCRATCH` (see `scratch.py`), and what it takes at most it
+declares: `@kernel("Conv", since=1, scratch=_scratch_bytes)`. Who plans memory reserves as much while the node runs.
+
 The families of kernels, a file each, are loaded when one of their operators is looked up, as `families` says.
 """
 
 import inspect
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +35,7 @@ from typing import Annotated, Any, TypeAlias, get_args
 import numpy as np
 
 from .families import OPERATORS
+from .scratch import SCRATCH
 
 Array: TypeAlias = Any  # a numpy.ndarray or a cupy.ndarray
 HostArray: TypeAlias = Annotated[Any, "host"]  # an operand whose numbers the function reads: always a numpy.ndarray
@@ -39,7 +45,30 @@ Function: TypeAlias = Callable[..., Any]
 KeptBytes: TypeAlias = Callable[[Sequence[tuple[int, ...] | None], Mapping[str, Any], int], int]
 """What a function keeps at most of its operands, by their shapes, the node's attributes and the bytes of an element."""
 
-_NOT_ATTRIBUTES = ("n_outputs", "out", "kept")
+
+@dataclass(frozen=True, slots=True)
+class Shaped:
+    """What is known of an operand or a result before anything runs.
+
+    Attributes:
+        shape, dtype: of the array.
+        is_strided: whether its elements may lie otherwise than one after the other, as those of a view do.
+    """
+
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+    is_strided: bool = False
+
+    @property
+    def elements(self) -> int:
+        """How many it has."""
+        return math.prod(self.shape)
+
+
+ScratchBytes: TypeAlias = Callable[[Sequence[Shaped | None], Sequence[Shaped], Mapping[str, Any]], int]
+"""What a function takes at most of `SCRATCH`, by the node's operands, results and attributes."""
+
+_NOT_ATTRIBUTES = ("n_outputs", "out", "outs", "kept")
 _REPORTED = (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError, NotImplementedError)
 
 
@@ -91,6 +120,8 @@ class Signature:
         writes_out: whether the function takes `out`: its one result is that array or a new one, never a view of an
             operand. Where the function is elementwise `out` may be an operand of the result's shape, else it shares no
             memory with any.
+        writes_outs: whether the function takes `outs`, an array or None for each result; holds for each as `writes_out`
+            does for one.
         keeps: whether the function takes `kept`, a `Kept` of its node.
         host: places of the operands that must be numpy arrays.
         shape_only: places of the operands that may be arrays of any module.
@@ -103,6 +134,7 @@ class Signature:
     required_attributes: frozenset[str]
     wants_n_outputs: bool
     writes_out: bool = False
+    writes_outs: bool = False
     keeps: bool = False
     host: frozenset[int] = frozenset()
     shape_only: frozenset[int] = frozenset()
@@ -121,6 +153,7 @@ class Signature:
             required_attributes=frozenset(p.name for p in keywords if p.default is p.empty),
             wants_n_outputs=any(p.name == "n_outputs" for p in parameters),
             writes_out=any(p.name == "out" for p in parameters),
+            writes_outs=any(p.name == "outs" for p in parameters),
             keeps=any(p.name == "kept" for p in parameters),
             host=frozenset(place for place, p in enumerate(operands) if _is_declared(p.annotation, HostArray)),
             shape_only=frozenset(place for place, p in enumerate(operands) if _is_declared(p.annotation, ShapeArray)),
@@ -143,6 +176,7 @@ class Kernel:
         function: `function(xp, *operands, **attributes)`, giving one array or a tuple of arrays.
         signature: what the function accepts.
         kept_bytes: what it keeps at most of constant operands from run to run; None for nothing.
+        scratch: what it takes at most of `SCRATCH` on a processor; None for nothing.
     """
 
     domain: str
@@ -151,6 +185,18 @@ class Kernel:
     function: Function
     signature: Signature
     kept_bytes: KeptBytes | None = None
+    scratch: ScratchBytes | None = None
+
+    def scratch_bytes(
+        self, operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]
+    ) -> int:
+        """What a call takes at most of `SCRATCH` on a processor; 0 for a call that will be refused."""
+        if self.scratch is None:
+            return 0
+        try:
+            return self.scratch(operands, results, attributes)
+        except _REPORTED:
+            return 0
 
     def __call__(
         self,
@@ -158,8 +204,9 @@ class Kernel:
         inputs: Sequence[Array | None],
         attributes: Mapping[str, Any],
         n_outputs: int,
-        out: Array | None = None,
+        out: Array | Sequence[Array | None] | None = None,
         kept: Kept | None = None,
+        scratch: Array | None = None,
     ) -> tuple[Array, ...]:
         """Compute the node's results.
 
@@ -168,11 +215,13 @@ class Kernel:
             inputs: the operands in order; `None` for an optional one that is absent. None but `out` is written to.
             attributes: the attributes that the node sets, as Python values (int, float, str, tuples of those, arrays).
             n_outputs: how many results the node has.
-            out: where the result goes, if the function writes into what it is given and the result fits there.
+            out: where the result goes, if the function writes into what it is given and the result fits there; where
+                the node has several results an array or None for each.
             kept: what the function keeps of this node from run to run, if it keeps anything.
+            scratch: bytes for what the function needs beside its results; None: it finds them itself.
 
         Returns:
-            `n_outputs` arrays with ONNX's result dtypes; some may be views of inputs, and the first may be `out`.
+            `n_outputs` arrays with ONNX's result dtypes; some may be views of inputs, and some of `out`.
 
         Raises:
             KernelError: an operand or an attribute is missing, has an unsupported value, or does not fit the others.
@@ -182,12 +231,18 @@ class Kernel:
             keywords["n_outputs"] = n_outputs
         if out is not None and self.signature.writes_out:
             keywords["out"] = out
+        if out is not None and self.signature.writes_outs:
+            keywords["outs"] = out if isinstance(out, tuple) else (out,)
         if kept is not None and self.signature.keeps:
             keywords["kept"] = kept
         operands = self._operands(inputs)
         try:
             with np.errstate(all="ignore"):
-                results = self.function(xp, *operands, **keywords)
+                if scratch is None:
+                    results = self.function(xp, *operands, **keywords)
+                else:
+                    with SCRATCH.lent(scratch):
+                        results = self.function(xp, *operands, **keywords)
         except _REPORTED as error:
             raise KernelError(self.op_type, f"{error}\n  operands: {_describe(inputs)}") from error
         if not isinstance(results, tuple):
@@ -224,7 +279,12 @@ _LOADED: set[str] = set()
 
 
 def register(
-    op_type: str, since: int, function: Function, domain: str = "", kept_bytes: KeptBytes | None = None
+    op_type: str,
+    since: int,
+    function: Function,
+    domain: str = "",
+    kept_bytes: KeptBytes | None = None,
+    scratch: ScratchBytes | None = None,
 ) -> None:
     """Enter `function` as the kernel of `op_type` from operator-set version `since` on."""
     if not function.__module__.startswith(f"{__package__}."):
@@ -232,17 +292,21 @@ def register(
     versions = _TABLE.setdefault((domain, op_type), [])
     if any(entry.since == since for entry in versions):
         raise ValueError(f"two kernels for {op_type} since version {since}")
-    versions.append(Kernel(domain, op_type, since, function, Signature.of(function), kept_bytes))
+    versions.append(Kernel(domain, op_type, since, function, Signature.of(function), kept_bytes, scratch))
     versions.sort(key=lambda entry: entry.since)
 
 
 def kernel(
-    op_type: str, since: int, domain: str = "", kept_bytes: KeptBytes | None = None
+    op_type: str,
+    since: int,
+    domain: str = "",
+    kept_bytes: KeptBytes | None = None,
+    scratch: ScratchBytes | None = None,
 ) -> Callable[[Function], Function]:
     """Decorator form of `register`; may be stacked where one function computes several operators."""
 
     def enter(function: Function) -> Function:
-        register(op_type, since, function, domain, kept_bytes)
+        register(op_type, since, function, domain, kept_bytes, scratch)
         return function
 
     return enter

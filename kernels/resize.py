@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .operands import is_integer, narrow, normalize_axes, one_of, to_ints, widen
+from .operands import is_integer, narrow, normalize_axes, one_of, to_ints, widen, written
 from .registry import Array, ArrayModule, HostArray, kernel
 
 Ints = tuple[int, ...]
@@ -158,6 +158,7 @@ def resize(
     keep_aspect_ratio_policy: str = "stretch",
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
+    out: Array | None = None,
 ) -> Array:
     """Resample some axes to given sizes or by given scales; a copy where no size changes, as ONNX Runtime has it."""
     one_of("mode", mode, ("nearest", "linear", "cubic"))
@@ -168,7 +169,7 @@ def resize(
     regions = _regions(roi, len(dims)) if crop else None
     axes_of = plan([x.shape[dim] for dim in dims], scales, sizes, keep_aspect_ratio_policy, regions)
     if all(axis.length == axis.resized for axis in axes_of):
-        return x
+        return written(xp, x.copy(), out)
     interpolation = Filter(mode, nearest_mode, cubic_coeff_a, bool(antialias), bool(exclude_outside))
 
     result = x if mode == "nearest" else x.astype(np.float64) if is_integer(x.dtype) else widen(x)
@@ -188,7 +189,7 @@ def resize(
         # ONNX Runtime leaves fractions away, but for those of an antialiasing filter.
         whole = xp.rint(result) if antialias else xp.trunc(xp.round(result, 5))
         result = xp.clip(whole, limits.min, limits.max)
-    return narrow(result, x.dtype)
+    return written(xp, x.copy() if result is x else narrow(result, x.dtype), out)
 
 
 def _regions(roi: Array | None, count: int) -> list[tuple[float, float]]:
@@ -231,8 +232,7 @@ def plan(
 
 
 @kernel("Upsample", since=9)
-def upsample(xp: ArrayModule, x: Array, scales: HostArray, *, mode: str = "nearest") -> Array:
+def upsample(xp: ArrayModule, x: Array, scales: HostArray, *, mode: str = "nearest", out: Array | None = None) -> Array:
     """Resample by scales, in the way of the operator that Resize replaced."""
-    return resize(
-        xp, x, None, scales, None, mode=mode, coordinate_transformation_mode="asymmetric", nearest_mode="floor"
-    )
+    asked: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return resize(xp, x, None, scales, None, mode=mode, out=out, **asked)

@@ -6,14 +6,30 @@ from typing import Any
 
 import numpy as np
 
-from .operands import check_same_dtype, compute_dtype, is_float, narrow, one_of
+from .operands import check_same_dtype, compute_dtype, contiguous_result, is_float, narrow, one_of
 from .registry import Array, ArrayModule
 
 # reduction attribute -> the ufunc that combines, and needs to see repeated indices one by one
 _COMBINERS = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
 
 
-def scattered(xp: ArrayModule, x: Array, coordinates: tuple[Array, ...], updates: Array, reduction: str) -> Array:
+def copied(xp: ArrayModule, x: Array, out: Array | None) -> Array:
+    """A copy of an array, on NumPy in `out`, where it fits there."""
+    if xp.__name__ != "numpy":
+        return x.copy()
+    y = contiguous_result(out, x.shape, x.dtype)
+    np.copyto(y, x)
+    return y
+
+
+def scattered(
+    xp: ArrayModule,
+    x: Array,
+    coordinates: tuple[Array, ...],
+    updates: Array,
+    reduction: str,
+    out: Array | None = None,
+) -> Array:
     """A copy of x with elements (or slices) replaced by, or combined with, updates.
 
     Args:
@@ -22,10 +38,11 @@ def scattered(xp: ArrayModule, x: Array, coordinates: tuple[Array, ...], updates
         coordinates: places along the first dims, which broadcast; not negative and in range.
         updates: of the shape of the coordinates, then of the dims of x that have none.
         reduction: `none`, `add`, `mul`, `max` or `min`.
+        out: where the copy is made, on NumPy, where it fits there.
     """
     check_same_dtype(x, updates)
     one_of("reduction", reduction, ("none", *_COMBINERS))
-    result = x.copy()
+    result = copied(xp, x, out)
     if reduction == "none":
         result[coordinates] = updates
         return result

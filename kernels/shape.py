@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from .operands import check_same_dtype, narrow, normalize_axes, normalize_axis, one_of, to_int, to_ints
+from .operands import check_same_dtype, narrow, normalize_axes, normalize_axis, one_of, to_int, to_ints, written
 from .registry import Array, ArrayModule, HostArray, ShapeArray, kernel
 
 Ints = tuple[int, ...]
@@ -228,12 +228,12 @@ def expand(xp: ArrayModule, x: Array, shape: HostArray) -> Array:
 
 
 @kernel("Tile", since=6)
-def tile(xp: ArrayModule, x: Array, repeats: HostArray) -> Array:
+def tile(xp: ArrayModule, x: Array, repeats: HostArray, *, out: Array | None = None) -> Array:
     """Repeat x along each dim."""
     counts = to_ints(repeats)
     if len(counts) != x.ndim:
         raise ValueError(f"{len(counts)} repeats given for rank {x.ndim}")
-    return xp.tile(x, counts)
+    return written(xp, xp.tile(x, counts), out)
 
 
 @kernel("Shape", since=1)
@@ -274,9 +274,9 @@ def space_to_depth(xp: ArrayModule, x: Array, *, blocksize: int, mode: str = "DC
 
 @kernel("Trilu", since=14)
 @kernel("Trilu", since=1, domain="com.microsoft")
-def trilu(xp: ArrayModule, x: Array, k: HostArray | None = None, *, upper: int = 1) -> Array:
+def trilu(xp: ArrayModule, x: Array, k: HostArray | None = None, *, upper: int = 1, out: Array | None = None) -> Array:
     """The upper or lower triangle of the matrices in the last two dims, zeros elsewhere."""
     diagonal = 0 if k is None else to_int(k)
     distance = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
     keep = distance >= diagonal if upper else distance <= diagonal
-    return narrow(xp.where(keep, x, xp.zeros_like(x)), x.dtype)
+    return written(xp, narrow(xp.where(keep, x, xp.zeros_like(x)), x.dtype), out)

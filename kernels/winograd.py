@@ -18,8 +18,10 @@ import numpy as np
 
 from . import blocks
 from .registry import Array
-from .scratch import SCRATCH
+from .scratch import SCRATCH, pieces_bytes
 from .windows import Windows
+
+Ints = tuple[int, ...]
 
 LEAST_CHANNELS = 64
 """With fewer channels, or features, the sums take longer than the products that they save."""
@@ -45,12 +47,17 @@ _G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 
 def is_fit(x: Array, weight: Array, group: int, windows: Windows) -> bool:
     """Whether tiles are quicker than columns, and round no worse."""
+    return x.dtype.kind == "f" and bool(x.size) and _may_fit(x.shape, weight.shape, group, windows) and _is_even(x)
+
+
+def _may_fit(shape: Ints, weight: Ints, group: int, windows: Windows) -> bool:
+    """Whether tiles are quicker than columns, as far as shapes tell."""
     if group != 1 or windows.kernel != (3, 3) or {*windows.strides, *windows.dilations} != {1}:
         return False
-    if x.dtype.kind != "f" or not x.size or min(map(min, windows.pads)) < 0 or min(weight.shape[:2]) < LEAST_CHANNELS:
+    if min(map(min, windows.pads)) < 0 or min(weight[:2]) < LEAST_CHANNELS:
         return False
-    tiles = len(x) * math.prod(_tiles(windows))
-    return tiles >= LEAST_TILES and tiles * math.prod(weight.shape[:2]) >= LEAST_PRODUCTS and _is_even(x)
+    tiles = shape[0] * math.prod(_tiles(windows))
+    return tiles >= LEAST_TILES and tiles * math.prod(weight[:2]) >= LEAST_PRODUCTS
 
 
 def _tiles(windows: Windows) -> tuple[int, ...]:
@@ -90,13 +97,33 @@ def convolve(x: Array, kernels: Array, windows: Windows, y: Array) -> bool:
     return math.isfinite(float(np.dot(flat, flat)))
 
 
+def _block_counts(shape: Ints, features: int, windows: Windows, itemsize: int) -> tuple[int, int]:
+    """How many images, and rows of their tiles, are computed together at most."""
+    down, across = _tiles(windows)
+    row_bytes = 16 * max(shape[1], features) * (across + 1) * itemsize
+    fitting = max(blocks.BLOCK_BYTES // row_bytes, -(-LEAST_COLUMNS // across))
+    return max(1, min(shape[0], fitting // down)), -(-down // -(-down // fitting))
+
+
+def scratch_bytes(shape: Ints, weight: Ints, group: int, windows: Windows, itemsize: int) -> int:
+    """What a convolution of an operand and a weight of some shapes takes of `SCRATCH`; 0 where it takes no tiles."""
+    if not _may_fit(shape, weight, group, windows):
+        return 0
+    (features, channels), across = weight[:2], _tiles(windows)[1]
+    images, rows = _block_counts(shape, features, windows, itemsize)
+    places = images * rows * (across + 1)
+    shapes = [
+        (2, 2, channels, images, rows + 1, across + 1),
+        *((4, 2, channels, places), (4, 4, channels, places), (16, features, places)),
+        *((2, 4, features, places), (2, 2, features, places)),
+    ]
+    return pieces_bytes(shapes, itemsize)
+
+
 def _blocks(x: Array, features: int, windows: Windows) -> Iterator[tuple[slice, int, int]]:
     """Images, and rows of their tiles (the first, and how many), that are computed together."""
-    down, across = _tiles(windows)
-    row_bytes = 16 * max(x.shape[1], features) * (across + 1) * x.itemsize
-    fitting = max(blocks.BLOCK_BYTES // row_bytes, -(-LEAST_COLUMNS // across))
-    rows = -(-down // -(-down // fitting))
-    images = max(1, fitting // down)
+    down, _ = _tiles(windows)
+    images, rows = _block_counts(x.shape, features, windows, x.itemsize)
     for image in range(0, len(x), images):
         for first in range(0, down, rows):
             yield slice(image, image + images), first, min(rows, down - first)

@@ -27,11 +27,13 @@ def is_known(node: Node) -> bool:
 
 
 def writes_out(node: Node) -> bool:
-    """Whether a node has one result, which irpar's kernel can write into an array that it is given; never a view."""
-    if node.callee is not None or len(node.results) != 1:
+    """Whether irpar's kernel can write the results of a node into arrays that it is given; they are never views."""
+    if node.callee is not None:
         return False
     kernel = lookup(node.domain, node.op_type, node.version)
-    return kernel is not None and kernel.signature.writes_out
+    if kernel is None:
+        return False
+    return kernel.signature.writes_outs or (kernel.signature.writes_out and len(node.results) == 1)
 
 
 def unknown_nodes(graphs: Iterable[Graph]) -> dict[str, list[Node]]:

@@ -101,7 +101,7 @@ def _read(source: Path, rank: int | None) -> "tuple[Sequence[Lifetime[str]], int
 
 def _of_rank(folder: Path, rank: int) -> "list[Lifetime[str]]":
     """What a rank of a partition holds, constants left out: they lie elsewhere."""
-    from irpar.analysis.memory.arena import lifetimes
+    from irpar.analysis.memory.arena import Scratch, arena_lifetimes
     from irpar.analysis.memory.offsets.lifetimes import Lifetime
     from irpar.analysis.opening import with_calls_opened
     from irpar.ir import Value
@@ -109,8 +109,14 @@ def _of_rank(folder: Path, rank: int) -> "list[Lifetime[str]]":
 
     graph = with_calls_opened(open_programs(folder, [rank]).modules[0]).graph
     found = []
-    for one in lifetimes(graph):
-        name = one.key.name if isinstance(one.key, Value) else f"inside {one.key.label}"
+    for one in arena_lifetimes(graph):
+        match one.key:
+            case Value(name=name):
+                pass
+            case Scratch(node):
+                name = f"scratch of {node.label}"
+            case node:
+                name = f"inside {node.label}"
         found.append(Lifetime(name, one.nbytes, one.first, one.last))
     return found
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from irpar.analysis.memory.liveness import bytes_at_rest, peak, uses_of, value_bytes
 from irpar.analysis.memory.replaced import written_over
+from irpar.analysis.memory.scratch import most_scratch
 from irpar.ir import Graph, Node, plain_attribute, tensor_type
 from irpar.kernels import lookup
 from irpar.output.parts import Part
@@ -111,20 +112,23 @@ def run_bytes(parts: Sequence[Part], threads: int, writes_over: bool, keeps: boo
         parts: theirs.
         threads: how many there are.
         writes_over: whether what replaces state is written over it; else a second copy is there meanwhile.
-        keeps: whether kernels keep what they make of constants, once for all ranks of a part.
+        keeps: whether kernels keep what they make of constants, once for all ranks of a part, and take scratch, once
+            for each that computes.
     """
     total = 0
     extra: list[int] = []
+    scratch = 0
     for part in parts:
         uses = uses_of(part.graph)
         most, rest = peak(part.graph, uses), bytes_at_rest(part.graph, uses)
         total += most.constant_bytes + rest * len(part.ranks)
         if keeps:
             total += kept_bytes(part.graph)
+            scratch = max(scratch, most_scratch(part.graph))
         extra.extend([most.activation_bytes - rest] * len(part.ranks))
         if not writes_over:
             total += sum(map(value_bytes, written_over(part.graph))) * len(part.ranks)
-    return total + sum(heapq.nlargest(threads, (size for size in extra if size > 0)))
+    return total + scratch * threads + sum(heapq.nlargest(threads, (size for size in extra if size > 0)))
 
 
 def kept_bytes(graph: Graph) -> int:

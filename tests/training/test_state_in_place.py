@@ -93,7 +93,8 @@ class Watch:
             return
         of_session = self._states._held.get(1, {}).get(0, {})
         states = (self._names[name] for name in of_session)
-        under = (self._over[into.result] for into in environment.into if into.result in self._over)
+        written = chain.from_iterable(node.results for node in environment.into)
+        under = (self._over[value] for value in written if value in self._over)
         values = set(chain(self._rank.held(), environment, node.results, states, under))
         roots = {self._root(value) for value in values if not value.is_constant}
         self.held[node] = max(self.held.get(node, 0), sum(map(value_bytes, roots)))

@@ -1,17 +1,35 @@
 """An arena: one block of memory in which values that live at different times share bytes."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from irpar.ir import Graph, Node, Value
 
 from .liveness import Uses, nested_bytes, uses_of, value_bytes
 from .offsets.heuristics import place
 from .offsets.lifetimes import Lifetime
+from .scratch import nested_scratch, scratch_bytes
 
 
 def arena_bytes(graph: Graph, uses: Uses | None = None) -> int:
     """Bytes of an arena in which all inputs and results of a graph find room, in its order; constants lie elsewhere."""
-    return place(list(lifetimes(graph, uses))).nbytes
+    return place(list(arena_lifetimes(graph, uses))).nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """What the kernel of a node takes beside operands and results, or one in its bodies."""
+
+    node: Node
+
+
+def arena_lifetimes(graph: Graph, uses: Uses | None = None) -> Iterator[Lifetime[Value | Node | Scratch]]:
+    """As `lifetimes`, and the scratch of each node."""
+    for one in lifetimes(graph, uses):
+        yield Lifetime(one.key, one.nbytes, one.first, one.last)
+    for step, node in enumerate(graph, 1):
+        if needed := scratch_bytes(node) + nested_scratch(node):
+            yield Lifetime(Scratch(node), needed, step, step)
 
 
 def lifetimes(graph: Graph, uses: Uses | None = None) -> Iterator[Lifetime[Value | Node]]:

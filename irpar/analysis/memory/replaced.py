@@ -72,7 +72,12 @@ def written_over(graph: Graph, kept: Sequence[Value] = ()) -> dict[Value, Value]
 def _can_write(new: Value, old: Value) -> bool:
     """Whether the node of a result could write it over a state."""
     node, type_ = new.node, tensor_type(old.type)
-    if node is None or node.phase != "optimizer" or sum(user.is_return for user, _ in new.uses) > 1:
+    if (
+        node is None
+        or node.phase != "optimizer"
+        or len(node.results) != 1
+        or sum(user.is_return for user, _ in new.uses) > 1
+    ):
         return False
     if type_ is None or new.type != type_ or not type_.is_static or type_.dtype not in _WRITTEN:
         return False

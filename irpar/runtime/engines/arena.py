@@ -1,14 +1,15 @@
 """Results of nodes in an arena: places that are decided once, in memory that a rank uses again and again."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from irpar.analysis.engines import writes_out
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime
+from irpar.analysis.memory.scratch import scratch_bytes
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.runtime.instructions import Segment
 
@@ -27,12 +28,26 @@ class ArenaLayout:
     """Where the results of a segment lie that have a place in the arena.
 
     Attributes:
-        slots: by the node that makes the result.
+        slots: by result.
+        scratch: where what a kernel needs beside its results lies, by node: offset and bytes.
         nbytes: what the arena must hold at least.
     """
 
-    slots: Mapping[Node, Slot]
+    slots: Mapping[Value, Slot]
+    scratch: Mapping[Node, tuple[int, int]]
     nbytes: int
+
+
+class Buffers(NamedTuple):
+    """Arrays in an arena, by node.
+
+    Attributes:
+        into: that its kernel writes its result into; where it has several, a tuple with None for what has no place.
+        scratch: bytes for what the kernel needs beside.
+    """
+
+    into: Mapping[Node, Any]
+    scratch: Mapping[Node, Any]
 
 
 class Arena:
@@ -46,19 +61,26 @@ class Arena:
     def __init__(self, module: Any, memory: Any) -> None:
         self._module = module
         self._memory = memory
-        self._buffers: dict[ArenaLayout, dict[Node, Any]] = {}
+        self._buffers: dict[ArenaLayout, Buffers] = {}
 
     @property
     def nbytes(self) -> int:
         """Its size."""
         return int(self._memory.nbytes)
 
-    def buffers(self, layout: ArenaLayout) -> Mapping[Node, Any]:
-        """The array that each node of a segment writes its result into."""
+    def buffers(self, layout: ArenaLayout) -> Buffers:
+        """The arrays that the nodes of a segment write to."""
         found = self._buffers.get(layout)
         if found is None:
-            found = self._buffers[layout] = {node: self._buffer(slot) for node, slot in layout.slots.items()}
+            nodes = dict.fromkeys(value.node for value in layout.slots if value.node is not None)
+            into = {node: self._into(node, layout.slots) for node in nodes}
+            scratch = {node: self._memory[start : start + size] for node, (start, size) in layout.scratch.items()}
+            found = self._buffers[layout] = Buffers(into, scratch)
         return found
+
+    def _into(self, node: Node, slots: Mapping[Value, Slot]) -> Any:
+        arrays = tuple(self._buffer(slots[value]) if value in slots else None for value in node.results)
+        return arrays[0] if len(arrays) == 1 else arrays
 
     def _buffer(self, slot: Slot) -> Any:
         size = slot.dtype.itemsize * int(np.prod(slot.shape))
@@ -72,25 +94,36 @@ class Arena:
         return value.copy() if is_array and self._module.may_share_memory(value, self._memory) else value
 
 
-def arena_layout(segment: Segment) -> ArenaLayout:
+def arena_layout(
+    segment: Segment, with_scratch: bool = False, dtypes: "Set[np.dtype[Any]] | None" = None
+) -> ArenaLayout:
     """Places for the results inside a segment that kernels can write into arrays that they are given.
 
     What a node gives that cannot do so may be a view of what it reads, which is then held as long.
+
+    Args:
+        segment: it.
+        with_scratch: whether what kernels of a processor need beside their results has places too.
+        dtypes: those that results may have; None: all.
     """
-    writing = [node for node in segment.nodes if _has_place(node)]
-    made = {node.result: node for node in writing if node.result not in segment.outputs}
-    last = _last_steps(segment, frozenset(writing))
-    steps = {node: step for step, node in enumerate(segment.nodes)}
-    held = [
-        Lifetime(value, value.tensor_type.nbytes, steps[node], last.get(value, steps[node]))
-        for value, node in made.items()
-    ]
+    writing = frozenset(filter(writes_out, segment.nodes))
+    last = _last_steps(segment, writing)
+    outside = frozenset(segment.outputs)
+    held: list[Lifetime[Value | Node]] = []
+    for step, node in enumerate(segment.nodes):
+        if with_scratch and (needed := scratch_bytes(node)):
+            held.append(Lifetime(node, needed, step, step))
+        if node in writing:
+            inside = [value for value in node.results if value not in outside and _has_place(value, dtypes)]
+            held.extend(Lifetime(value, value.tensor_type.nbytes, step, last.get(value, step)) for value in inside)
     found = place(held)
     slots = {
-        node: Slot(found.offsets[value], value.tensor_type.static_shape, value.dtype.numpy)
-        for value, node in made.items()
+        one.key: Slot(found.offsets[one.key], one.key.tensor_type.static_shape, one.key.dtype.numpy)
+        for one in held
+        if isinstance(one.key, Value)
     }
-    return ArenaLayout(slots, found.nbytes)
+    scratch = {one.key: (found.offsets[one.key], one.nbytes) for one in held if isinstance(one.key, Node)}
+    return ArenaLayout(slots, scratch, found.nbytes)
 
 
 def places_of(segment: Segment) -> dict[Node, int]:
@@ -99,12 +132,12 @@ def places_of(segment: Segment) -> dict[Node, int]:
     return {node: places[state] for node, state in segment.over.items()}
 
 
-def _has_place(node: Node) -> bool:
-    """Whether a node has one result, of known size and not empty, that its kernel can write into what it is given."""
-    if not writes_out(node) or not node.result.is_static:
+def _has_place(value: Value, dtypes: "Set[np.dtype[Any]] | None") -> bool:
+    """Whether a result is of known size and not empty, and of one of some dtypes."""
+    type_ = tensor_type(value.type)
+    if type_ is None or not type_.is_static or not type_.nbytes:
         return False
-    type_ = tensor_type(node.result.type)
-    return type_ is not None and type_.nbytes > 0
+    return dtypes is None or type_.dtype.numpy in dtypes
 
 
 def _last_steps(segment: Segment, writing: frozenset[Node]) -> dict[Value, int]:

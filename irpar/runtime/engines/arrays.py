@@ -71,7 +71,9 @@ class Arrays:
         kept = Kept(place for place, value in enumerate(node.operands) if value is not None and value.is_constant)
 
         def run(inputs: list[Any], environment: "Environment") -> Sequence[Any]:
-            return kernel(np, inputs, attributes, count, environment.into.get(node), kept)
+            return kernel(
+                np, inputs, attributes, count, environment.into.get(node), kept, environment.scratch.get(node)
+            )
 
         return run
 

@@ -1,14 +1,14 @@
 """The engine `cupy`: irpar's own kernels on a CUDA device, node by node."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from irpar.ir import Value
+from irpar.ir import Node, Value
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_device_memory
@@ -65,7 +65,7 @@ class CupySegment:
     """A segment of one part, compiled to instructions on each device that a rank of the part has."""
 
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
-        self._layout = arena_layout(segment)
+        self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES)
         self._over = places_of(segment)
         self._engine = engine
         self._segment = segment
@@ -89,7 +89,7 @@ class CupySegment:
             try:
                 given = [engine.arrays.enter(value) for value in inputs]
                 inputs.clear()
-                into = {} if arena is None else arena.buffers(self._layout)
+                into: Mapping[Node, Any] = {} if arena is None else arena.buffers(self._layout).into
                 if writes_over:
                     states = {node: given[place] for node, place in self._over.items()}
                     into = {**into, **{node: state for node, state in states.items() if engine.arrays.is_own(state)}}

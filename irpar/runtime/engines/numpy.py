@@ -18,7 +18,7 @@ class NumpySegment:
     """A segment of one part, compiled to instructions."""
 
     def __init__(self, segment: Segment, constants: Constants) -> None:
-        self._layout = arena_layout(segment)
+        self._layout = arena_layout(segment, with_scratch=True)
         self._over = places_of(segment)
         self._constants = {value: constants.array(value) for value in segment.constants}
         self._body = Body(segment.nodes, segment.inputs, segment.outputs, (), Scope(ON_HOST))
@@ -30,11 +30,11 @@ class NumpySegment:
 
     def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
-        into = {} if arena is None else arena.buffers(self._layout)
+        into, scratch = ({}, {}) if arena is None else arena.buffers(self._layout)
         if writes_over:
             states = {node: inputs[place] for node, place in self._over.items()}
             into = {**into, **{node: array for node, array in states.items() if ON_HOST.is_own(array)}}
-        results = self._body.take(inputs, Environment(self._constants, into))
+        results = self._body.take(inputs, Environment(self._constants, into, scratch))
         return results if arena is None else [arena.copied_out(result) for result in results]
 
 

@@ -49,7 +49,7 @@ def poisoned(nbytes: int) -> Arena:
 
 def test_memory_is_used_again_but_not_while_a_view_of_it_is_held():
     layout = arena_layout(segment_of(module(REUSED)))
-    places = {node.result.name: slot.offset for node, slot in layout.slots.items()}
+    places = {value.name: slot.offset for value, slot in layout.slots.items()}
     # `c` must outlive all: the result `v` is a view of it.
     assert places == {"a": 0, "b": 4096, "c": 0, "e": 4096}
     assert layout.nbytes == 8192

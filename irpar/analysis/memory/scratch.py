@@ -1,0 +1,59 @@
+"""Scratch: what the kernels of a processor take at most beside operands and results, while a node runs."""
+
+from collections.abc import Iterator
+
+from irpar.analysis.engines import writes_out
+from irpar.ir import Graph, Node, RefAttribute, Value, plain_attribute, tensor_type
+from irpar.kernels import Shaped, lookup
+from irpar.ops import traits
+
+
+def scratch_bytes(node: Node) -> int:
+    """What the kernel of a node takes at most; 0 where it takes none, or nobody knows before it runs."""
+    kernel = None if node.callee is not None else lookup(node.domain, node.op_type, node.version)
+    if kernel is None or kernel.scratch is None:
+        return 0
+    operands = [None if value is None else _shaped(value) for value in node.operands]
+    results = [_shaped(value) for value in node.results]
+    if any(isinstance(value, RefAttribute) for value in node.attributes.values()):
+        return 0
+    known = [found for found in results if found is not None]
+    is_known = all(found is not None for value, found in zip(node.operands, operands, strict=True) if value is not None)
+    if not is_known or len(known) < len(results):
+        return 0
+    attributes = {name: plain_attribute(value) for name, value in node.attributes.items()}
+    return kernel.scratch_bytes(operands, known, attributes)
+
+
+def most_scratch(graph: Graph) -> int:
+    """The most that a node of a graph takes, those in bodies and in called functions included."""
+    return max((scratch_bytes(node) for inner in _with_called(graph) for node in inner.walk()), default=0)
+
+
+def nested_scratch(node: Node) -> int:
+    """The most that a node in the bodies of a node takes."""
+    return max((most_scratch(nested) for nested in node.nested_graphs()), default=0) if node.attributes else 0
+
+
+def _with_called(graph: Graph) -> Iterator[Graph]:
+    yield graph
+    yield from dict.fromkeys(node.callee.graph for node in graph.walk() if node.callee is not None)
+
+
+def _shaped(value: Value) -> Shaped | None:
+    type_ = tensor_type(value.type)
+    if type_ is None or not type_.is_static:
+        return None
+    return Shaped(type_.static_shape, type_.dtype.numpy, _is_strided(value))
+
+
+def _is_strided(value: Value) -> bool:
+    """Whether elements may lie otherwise than one after the other: in an input, and in what may be a view."""
+    while value.node is not None:
+        if writes_out(value.node):
+            return False
+        if not (traits(value.node).view and value.node.inputs):
+            return True
+        value = value.node.inputs[0]
+    graph = value.owner
+    return not (value.is_constant or (graph is not None and value in graph.states))

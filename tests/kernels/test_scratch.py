@@ -1,0 +1,126 @@
+"""What kernels take beside their results lies in memory that they are lent, of the size that they declare."""
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irpar.kernels import Kernel, Shaped, lookup
+from irpar.kernels.scratch import SCRATCH, Scratch
+
+from .conformance import EXCLUDED, cases
+from .test_out import check_same
+
+Array = np.ndarray[Any, Any]
+
+
+def declared(kernel: Kernel, operands: list[Array | None], results: list[Array], attributes: Mapping[str, Any]) -> int:
+    known = [None if x is None else Shaped(x.shape, x.dtype, not x.flags.c_contiguous) for x in operands]
+    return kernel.scratch_bytes(known, [Shaped(x.shape, x.dtype) for x in results], attributes)
+
+
+def check(kernel: Kernel, operands: list[Array | None], attributes: Mapping[str, Any], n_outputs: int = 1) -> int:
+    """Compare a call in lent memory, of any content, with one without; gives how much was lent."""
+    expected = kernel(np, operands, attributes, n_outputs)
+    nbytes = declared(kernel, operands, list(expected), attributes)
+    outs = tuple(np.full(x.shape, 7).astype(x.dtype) for x in expected)
+    SCRATCH._memory.clear()
+    lent = np.full(nbytes, 255, np.uint8)
+    found = kernel(np, operands, attributes, n_outputs, outs[0] if n_outputs == 1 else outs, scratch=lent)
+    assert not SCRATCH._memory, f"{kernel.op_type} takes more than it says"
+    for result, wanted in zip(found, expected, strict=True):
+        check_same(result, wanted, kernel.op_type)
+        assert not np.shares_memory(result, lent)
+    return nbytes
+
+
+def convolutions(count: int) -> Iterator[tuple[str, list[Array | None], dict[str, Any]]]:
+    drawn = random.Random(1)
+    numbers = np.random.default_rng(1)
+    for number in range(count):
+        rank = drawn.choice((1, 2, 2, 2, 3))
+        group = drawn.choice((1, 1, 2, 5))
+        depth, features = drawn.choice(((1, 1), (1, 2), (3, 2), (4, 6)))
+        if number % 7 == 0:
+            rank, group, depth, features = 2, 1, 70, 65
+        elif number % 7 == 1:
+            rank, group, depth, features = 2, 400, 1, 1
+        size = tuple(drawn.randrange(5, 40 if rank < 3 else 9) for _ in range(rank))
+        kernel = (3,) * rank if number % 7 < 2 else tuple(drawn.choice((1, 2, 3, 5)) for _ in range(rank))
+        attributes = {
+            "group": group,
+            "strides": tuple(1 if number % 7 < 2 else drawn.choice((1, 1, 2)) for _ in range(rank)),
+            "dilations": tuple(1 if number % 7 < 2 else drawn.choice((1, 1, 2)) for _ in range(rank)),
+            "pads": tuple(drawn.choice((0, 1, 2)) for _ in range(2 * rank)),
+        }
+        if any((k - 1) * d + 1 > n for k, d, n in zip(kernel, attributes["dilations"], size, strict=True)):
+            continue
+        x = numbers.standard_normal((drawn.choice((1, 3)), group * depth, *size)).astype(np.float32)
+        weight = numbers.standard_normal((group * features, depth, *kernel)).astype(np.float32)
+        yield "Conv", [x, weight], attributes
+        if number % 7 > 1:
+            spread = numbers.standard_normal((group * depth, features, *kernel)).astype(np.float32)
+            if min((n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(size, attributes["strides"], kernel, attributes["dilations"], strict=True)) > 4:  # fmt: skip
+                yield "ConvTranspose", [x, spread], attributes
+
+
+def test_convolutions_take_what_they_declare() -> None:
+    taken = [check(lookup("", op_type, 22), operands, attributes) for op_type, operands, attributes in convolutions(40)]  # type: ignore[arg-type]
+    assert sum(map(bool, taken)) > 20
+
+
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_sums_and_products_take_what_they_declare(is_strided: bool) -> None:
+    numbers = np.random.default_rng(2)
+
+    def drawn(*shape: int) -> Array:
+        x = numbers.standard_normal(shape[::-1] if is_strided else shape).astype(np.float32)
+        return x.T if is_strided else x
+
+    x, y, labels = drawn(4, 30, 20), drawn(4, 20, 30), numbers.integers(0, 30, (4, 20))
+    for op_type in ("ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceSumSquare"):
+        nbytes = check(lookup("", op_type, 18), [x, np.array([1])], {})  # type: ignore[arg-type]
+        assert bool(nbytes) == (is_strided or op_type not in ("ReduceSum", "ReduceMean"))
+    for op_type in ("Softmax", "LogSoftmax"):
+        assert bool(check(lookup("", op_type, 13), [x], {"axis": 1})) == is_strided  # type: ignore[arg-type]
+    check(lookup("", "SoftmaxCrossEntropyLoss", 13), [x, labels], {}, 2)  # type: ignore[arg-type]
+    check(lookup("", "OneHot", 11), [labels, np.array(30), np.array([0, 1], np.float32)], {})  # type: ignore[arg-type]
+    for equation in ("bij,bkj->bik", "bij,bjk->kib", "bij,bjk->ik", "bij,bkl->bijkl"):
+        operands = [x, drawn(4, 7, 20) if equation == "bij,bkj->bik" else y]
+        if equation == "bij,bkl->bijkl":
+            operands = [operand[:, :3, :3] for operand in operands]
+        check(lookup("", "Einsum", 12), operands, {"equation": equation})  # type: ignore[arg-type]
+
+
+def test_cases_of_onnx_take_what_they_declare() -> None:
+    for case in cases():
+        values = dict(case.inputs)
+        if case.name in EXCLUDED:
+            continue
+        for call in case.calls:
+            operands = [values[name] if name else None for name in call.inputs]
+            results = call.kernel(np, operands, call.attributes, len(call.outputs))
+            if call.kernel.scratch is not None and len(call.outputs) == 1:
+                check(call.kernel, operands, call.attributes)
+            values.update(zip(call.outputs, results, strict=True))
+
+
+def test_lent_memory_is_given_back_and_more_is_found_elsewhere() -> None:
+    scratch, kind = Scratch(), np.dtype(np.float32)
+    lent = np.zeros(256, np.uint8)
+    with scratch.lent(lent):
+        first = scratch.array("a", (10,), kind)
+        assert np.shares_memory(first, lent)
+        assert np.shares_memory(scratch.array("a", (4,), kind), first)
+        second = scratch.array("b", (40,), kind)
+        assert np.shares_memory(second, lent)
+        assert not np.shares_memory(first, second)
+        assert not np.shares_memory(scratch.array("c", (40,), kind), lent)
+    assert not np.shares_memory(scratch.array("a", (10,), kind), lent)
+
+
+def test_memory_like_an_array_lies_as_it_does() -> None:
+    x = np.zeros((2, 3, 4)).transpose(1, 2, 0)
+    assert SCRATCH.like("x", x).strides == x.strides
