@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from irpar.analysis.recompute import RecomputeError, TrainingGraph, TrainingNode, read_graph, simulate, solve
+from irpar.analysis.recompute import TrainingGraph, TrainingNode, read_graph, simulate, solve
 from irpar.analysis.recompute.saved_sets import cheapest_set, on_demand
-from irpar.analysis.recompute.solution import HEURISTICS
+from irpar.analysis.recompute.solution import HEURISTICS, Heuristics
 
 Row = dict[str, Any]
 """What is said of one case, in the order of the columns; `good`: whether nothing is missed."""
@@ -81,7 +81,8 @@ def beside_known(folder: Path, seconds: float) -> Iterator[Row]:
         graph = read_graph(folder / f"{known.graph}.json")
         plain = simulate(graph, range(len(graph.nodes)))
         budget = graph.fixed_mem + int((plain.peak - graph.fixed_mem) * known.budget)
-        alone = {name: _cost_text(graph, budget, name) for name in HEURISTICS}
+        heuristics = Heuristics(graph)
+        alone = {name: _cost_text(heuristics, budget, name) for name in HEURISTICS}
         found = solve(graph, budget, seconds=seconds)
         cost = found.outcome.cost / plain.cost
         most = known.cost + ROUNDING if known.proven else known.cost * (1 + SLACK)
@@ -99,12 +100,11 @@ def beside_known(folder: Path, seconds: float) -> Iterator[Row]:
         }
 
 
-def _cost_text(graph: TrainingGraph, budget: int, name: str) -> str:
-    """What one heuristic finds; - where that does not fit."""
-    try:
-        return f"{solve(graph, budget, name).outcome.cost / graph.cost:.4f}"
-    except RecomputeError:
-        return "-"
+def _cost_text(heuristics: Heuristics, budget: int, name: str) -> str:
+    """What one heuristic finds by itself; - where that does not fit."""
+    outcomes = [simulate(heuristics.graph, schedule) for schedule in heuristics.schedules(name, budget)]
+    least = min((each.cost for each in outcomes if each.peak <= budget), default=None)
+    return "-" if least is None else f"{least / heuristics.graph.cost:.4f}"
 
 
 # -- gpts of many layers -------------------------------------------------------------------------------------------

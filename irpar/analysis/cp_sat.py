@@ -42,7 +42,7 @@ def run(model: "CpModel", seconds: float, workers: int = WORKERS) -> "CpSolver |
 
 def run_repeatably(
     model: "CpModel", seconds: float, target: int, read: "Callable[[CpSolver | Callback], T]"
-) -> list[T]:
+) -> tuple[list[T], bool]:
     """All that is found on the way to the least objective, by one thread: the same each time as far as time lasts.
 
     Args:
@@ -53,7 +53,8 @@ def run_repeatably(
 
     Returns:
         What was read, the best last. What came late is not in it, but where it is good enough or nothing is better: so
-        another search that has as much time, on a machine that is not much busier, finds it again.
+        another search that has as much time, on a machine that is not much busier, finds it again. And whether nothing
+        is better than the last.
     """
     cp_model = solver_module()
     solver = _solver(seconds, workers=1)
@@ -68,9 +69,10 @@ def run_repeatably(
             if is_enough:
                 self.stop_search()
 
-    if solver.solve(model, Each()) == cp_model.OPTIMAL:
+    is_least = bool(solver.solve(model, Each()) == cp_model.OPTIMAL)
+    if is_least:
         found.append(read(solver))
-    return found
+    return found, is_least
 
 
 def _solver(seconds: float, workers: int) -> "CpSolver":

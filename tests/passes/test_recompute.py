@@ -216,7 +216,7 @@ def test_a_budget_of_the_step_is_kept_in_its_loop(method: str) -> None:
 def test_the_least_beside_a_loop_can_be_had() -> None:
     # What is around the loop has to be computed again too: %v and %w are read behind it.
     around = "  %w = Exp(%s) : f32[64]\n  %v = Neg(%w) : f32[64]"
-    before = read(in_loop(deep(6), around, "%u = Mul(%y, %w) : f32[64]\n  %z = Mul(%u, %v) : f32[64]"))
+    before = read(in_loop(deep(4), around, "%u = Mul(%y, %w) : f32[64]\n  %z = Mul(%u, %v) : f32[64]"))
     with pytest.raises(RecomputeError, match="at least") as error:
         run_pipeline("recompute{budget=0.1, seconds=10}", clone_module(before))
     least = int(str(error.value).split("at least ")[1].split(" bytes")[0].replace(",", ""))

@@ -17,8 +17,8 @@ from math import inf
 
 import numpy as np
 
-from .saved_sets import cheapest, on_demand, sweep
-from .simulation import canonical, held_bytes, lower_bound, simulate
+from .saved_sets import on_demand, sweep
+from .simulation import canonical, held_bytes, simulate
 from .training_graph import TrainingGraph, TrainingNode
 
 SLOTS = 500
@@ -29,8 +29,6 @@ OPTIONS = 12
 """Sizes of the saved sets that are tried for a span."""
 MOST_SCHEDULES = 40
 """Of the dynamic program that are simulated."""
-LEAST_BUDGETS = 4
-"""That are planned with to find the least peak, from the least that any schedule holds up to what it is without."""
 _SHARED_SPAN, _SHARED_BYTES = 1 / 3, 0.05
 """Of the nodes of the forward pass, and of the bytes of all their results: what is read so far on, and is so small."""
 _HEADROOM = 1.3
@@ -133,7 +131,7 @@ class _Span:
 
 
 class Chain:
-    """The dynamic program over the blocks of a graph; of no blocks where time did not last.
+    """The dynamic program over the blocks of a graph; where time is short, of single ones and of few ways to keep them.
 
     Args:
         graph: it.
@@ -147,13 +145,13 @@ class Chain:
         self.unit = 1
         self._spans: dict[object, _Span] = {}
         count = len(self.blocks)
-        self.span: dict[tuple[int, int], _Span] = {}
-        for start in range(count):
-            for stop in self._stops(start, count):
-                if time.monotonic() > end:
-                    self.blocks = []  # Nothing can be planned with what is known.
-                    return
-                self.span[start, stop] = self._span(start, stop)
+        self.longest = 1
+        self.span = {(start, start + 1): self._span(start, start + 1) for start in range(count)}
+        while self.longest < SPAN and time.monotonic() < end:
+            length = self.longest + 1
+            longer = {(start, start + length): self._span(start, start + length) for start in range(count - length + 1)}
+            self.span |= longer
+            self.longest = length
         kinds: dict[tuple[int, ...], int] = {}
         # Blocks are alike where all that begins with them is: then so are the choices for what they begin.
         alike = [tuple(id(self.span[block, stop]) for stop in self._stops(block, count)) for block in range(count)]
@@ -161,10 +159,9 @@ class Chain:
         self.tables: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
         self.moves: dict[tuple[int, ...], list[tuple[int, int]]] = {}
 
-    @staticmethod
-    def _stops(start: int, stop: int) -> range:
+    def _stops(self, start: int, stop: int) -> range:
         """Behind which blocks a span may end that begins with one."""
-        return range(start + 1, min(start + SPAN, stop) + 1)
+        return range(start + 1, min(start + self.longest, stop) + 1)
 
     # -- what blocks are -------------------------------------------------------------------------------------------
 
@@ -355,22 +352,7 @@ def _undominated(options: Sequence[_Option]) -> Iterator[_Option]:
             yield option
 
 
-def chain_schedule(graph: TrainingGraph, budget: int, end: float = inf) -> list[int] | None:
-    """The cheapest schedule of the dynamic program that fits; the one with the least peak where none does."""
-    return cheapest(graph, _planned(Chain(graph, end), budget), budget)
-
-
-def small_chains(graph: TrainingGraph, end: float = inf) -> list[list[int]]:
-    """Schedules of the dynamic program that hold little: what it plans with for several budgets, the same each time."""
-    chain = Chain(graph, end)
-    floor, most = lower_bound(graph), simulate(graph, range(len(graph.nodes))).peak
-    found: list[list[int]] = []
-    for number in range(LEAST_BUDGETS):
-        found += _planned(chain, floor + (most - floor) * number // LEAST_BUDGETS)
-    return found
-
-
-def _planned(chain: Chain, budget: int) -> list[list[int]]:
+def chain_schedules(chain: Chain, budget: int) -> list[list[int]]:
     """Schedules that may fit a budget, or nearly do.
 
     It plans with memory that no schedule holds exactly so: schedules for several numbers of slots are simulated.

@@ -12,13 +12,18 @@ MOST_COUNTS = 64
 
 
 def sqrt_schedule(graph: TrainingGraph, budget: int, end: float = inf) -> list[int] | None:
-    """The forward pass in segments of equally many blocks, of which only the ends are saved.
+    """The cheapest schedule of segments whose peak fits; the one with the least peak where none does."""
+    return cheapest(graph, sqrt_schedules(graph, end), budget)
 
-    The square root of the number of blocks needs the least where all are equal; the cheapest number that fits is taken.
+
+def sqrt_schedules(graph: TrainingGraph, end: float = inf) -> list[list[int]]:
+    """The forward pass in segments of equally many blocks, of which only the ends are saved, for several numbers.
+
+    The square root of the number of blocks needs the least where all are equal.
     """
     ends = [block.forward[-1] for block in chain_of(graph)]
     if not ends:
-        return None
+        return []
     root = max(1, round(len(ends) ** 0.5))
     counts = {root, *range(1, len(ends) + 1, max(1, len(ends) // MOST_COUNTS))}
     found: list[list[int]] = []
@@ -26,7 +31,7 @@ def sqrt_schedule(graph: TrainingGraph, budget: int, end: float = inf) -> list[i
         if found and time.monotonic() > end:
             break
         found.append(on_demand(graph, _crossing(graph, _evenly(ends, count))))
-    return cheapest(graph, found, budget)
+    return found
 
 
 def _evenly(ends: list[int], count: int) -> list[int]:

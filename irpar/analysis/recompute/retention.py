@@ -83,7 +83,7 @@ def optimal_schedule(
     return best
 
 
-def least_peak(graph: TrainingGraph, seconds: float, seed: Sequence[int], target: int) -> Sequence[int]:
+def least_peak(graph: TrainingGraph, seconds: float, seed: Sequence[int], target: int) -> tuple[Sequence[int], bool]:
     """The schedule that holds least, as far as time allows; the seed where none that was found holds less.
 
     Args:
@@ -91,12 +91,16 @@ def least_peak(graph: TrainingGraph, seconds: float, seed: Sequence[int], target
         seconds: of search. With as many the same is found again: see `irpar.analysis.cp_sat.run_repeatably`.
         seed: a schedule to begin with.
         target: bytes that are few enough.
+
+    Returns:
+        It, and whether `optimal_schedule` finds none that holds less.
     """
     end = time.monotonic() + seconds
     model = _Model(graph, simulate(graph, seed).peak, _most_computations(graph) if len(graph.nodes) <= SMALL else 2)
     model.begin_with(seed)
-    found = model.smallest(end - time.monotonic(), target)
-    return min([seed, *found[-1:]], key=lambda schedule: simulate(graph, schedule).peak)
+    found, is_least = model.smallest(end - time.monotonic(), target)
+    best = min([seed, *found[-1:]], key=lambda schedule: simulate(graph, schedule).peak)
+    return best, is_least and model.is_exact and len(graph.nodes) <= SMALL
 
 
 def _most_computations(graph: TrainingGraph) -> int:
@@ -298,8 +302,8 @@ class _Model:
         # What is rounded proves nothing.
         return Found(self._schedule(solver), bound, is_proven(solver) and is_exact(unit, costs) and self.is_exact)
 
-    def smallest(self, seconds: float, target: int) -> list[list[int]]:
-        """Schedules with a lower and lower peak, down to a target."""
+    def smallest(self, seconds: float, target: int) -> tuple[list[list[int]], bool]:
+        """Schedules with a lower and lower peak, down to a target; and whether the last has the least."""
         self.model.minimize(self.room)
         enough = max(0, target - self.graph.fixed_mem) // self.unit
         return run_repeatably(self.model, seconds, enough, self._schedule)

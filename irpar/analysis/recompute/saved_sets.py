@@ -127,13 +127,12 @@ def sweep(
         yield found
 
 
-def sweep_schedule(graph: TrainingGraph, budget: int, end: float = inf) -> list[int] | None:
-    """The cheapest schedule of a sweep whose peak fits; the one with the least peak where none does."""
+def sweep_schedules(graph: TrainingGraph, end: float = inf) -> list[list[int]]:
+    """The schedules of a sweep."""
     if graph.backward == len(graph.nodes) or len(graph.nodes) > MOST_NODES:
-        return None
+        return []
     count = max(LEAST_LIMITS, min(LIMITS, LIMITS * FEW // len(graph.nodes)))
-    found = [on_demand(graph, saved) for saved in sweep(graph, count=count, end=end)]
-    return cheapest(graph, found, budget)
+    return [on_demand(graph, saved) for saved in sweep(graph, count=count, end=end)]
 
 
 def cheapest(graph: TrainingGraph, schedules: Collection[list[int]], budget: int) -> list[int] | None:

@@ -1,23 +1,21 @@
 """The cheapest schedule that fits, by a method or by the best of several."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from irpar.analysis.cp_sat import solver_module
 from irpar.units import bytes_text
 
-from .chain import chain_schedule, small_chains
-from .chen import sqrt_schedule
+from .chain import Chain, chain_schedules
+from .chen import sqrt_schedules
 from .retention import Found, least_peak, optimal_schedule
-from .saved_sets import cheapest, sweep_schedule
+from .saved_sets import cheapest, sweep_schedules
 from .simulation import Outcome, lower_bound, simulate
 from .training_graph import RecomputeError, TrainingGraph
 
-Heuristic = Callable[[TrainingGraph, int, float], list[int] | None]
-"""A schedule for a graph and a budget, found before a time of `time.monotonic`."""
-
-HEURISTICS: dict[str, Heuristic] = {"sqrt": sqrt_schedule, "sweep": sweep_schedule, "chain": chain_schedule}
+HEURISTICS = ("sqrt", "sweep", "chain")
 """Methods that search no further than they were written to."""
 METHODS = ("auto", "optimal", *HEURISTICS)
 """auto: the best of all, each as far as the size of the graph lets it help."""
@@ -25,6 +23,8 @@ MOST_SOLVED = 1200
 """Nodes of a graph that CP-SAT improves on as a whole."""
 HEURISTIC_SHARE = 0.6
 """Of the time that is left may go to the heuristics."""
+LEAST_BUDGETS = 4
+"""That the chain is planned with to find what holds least, from what any schedule holds to what it is without."""
 LEAST_SHARE = 0.6
 """And, where nothing fits that they find, to what holds least."""
 
@@ -91,14 +91,18 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
     end = begin + seconds
     names = [method] if method in HEURISTICS else list(HEURISTICS)
     floor = lower_bound(graph)
-    found = _by_heuristics(graph, max(budget, floor), names, end)
+    heuristics = Heuristics(graph)
+    found = _by_heuristics(heuristics, max(budget, floor), names, end)
     best = _best(graph, [*found.values(), plain], budget)
+    is_hopeless = budget < floor
     if simulate(graph, best).peak > budget:
-        found[method] = best = _best(graph, _smallest(graph, budget, end), budget)
+        small, is_least = _smallest(heuristics, budget, end)
+        found[method] = best = _best(graph, small, budget)
+        is_hopeless |= is_least and simulate(graph, best).peak > budget
     exact: Found | None = None
     is_searched = method == "optimal" or (method == "auto" and len(plain) <= MOST_SOLVED)
     left = end - time.monotonic()
-    if is_searched and budget >= floor and left > 0:
+    if is_searched and not is_hopeless and left > 0:
         exact = optimal_schedule(graph, budget, left, best)
         if exact is not None:
             found["optimal"] = exact.schedule
@@ -112,14 +116,38 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
     return Solution(best, outcome, name, bound, proven, time.monotonic() - begin)
 
 
-def _by_heuristics(graph: TrainingGraph, budget: int, names: Sequence[str], end: float) -> dict[str, list[int]]:
+class Heuristics:
+    """What the heuristics find for a graph; what does not depend on a budget is looked for once.
+
+    Args:
+        graph: it.
+    """
+
+    def __init__(self, graph: TrainingGraph) -> None:
+        self.graph = graph
+        self._found: dict[str, list[list[int]]] = {}
+        self._chain: Chain | None = None
+
+    def schedules(self, name: str, budget: int, end: float = inf) -> list[list[int]]:
+        """Those of one, for a budget, found before a time of `time.monotonic`."""
+        if name == "chain":
+            self._chain = self._chain or Chain(self.graph, end)
+            self._chain.end = end
+            return chain_schedules(self._chain, budget)
+        if name not in self._found:
+            self._found[name] = (sqrt_schedules if name == "sqrt" else sweep_schedules)(self.graph, end)
+        return self._found[name]
+
+
+def _by_heuristics(heuristics: Heuristics, budget: int, names: Sequence[str], end: float) -> dict[str, list[int]]:
     """What they find in their share of the time, of which what one leaves goes to the others."""
     now = time.monotonic()
     stop = now + (end - now) * HEURISTIC_SHARE
     found: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         now = time.monotonic()
-        schedule = HEURISTICS[name](graph, budget, now + (stop - now) / (len(names) - place))
+        schedules = heuristics.schedules(name, budget, now + (stop - now) / (len(names) - place))
+        schedule = cheapest(heuristics.graph, schedules, budget)
         if schedule is not None:
             found[name] = schedule
     return found
@@ -131,19 +159,22 @@ def _best(graph: TrainingGraph, schedules: Sequence[list[int]], budget: int) -> 
     return best
 
 
-def _smallest(graph: TrainingGraph, budget: int, end: float) -> list[list[int]]:
+def _smallest(heuristics: Heuristics, budget: int, end: float) -> tuple[list[list[int]], bool]:
     """Schedules that hold little: the same whatever the budget, as far as time lasts; the least where none else fits.
 
-    So that what is said to be the least that was found can be had where it is asked for.
+    So that what is said to be the least that was found can be had where it is asked for. And whether none holds less.
     """
-    floor = lower_bound(graph)
+    graph = heuristics.graph
+    plain = list(range(len(graph.nodes)))
+    floor, most = lower_bound(graph), simulate(graph, plain).peak
     now = time.monotonic()
     stop = now + (end - now) * LEAST_SHARE
-    found = [list(range(len(graph.nodes)))]
-    found += (each for each in (sqrt_schedule(graph, floor, stop), sweep_schedule(graph, floor, stop)) if each)
-    found += small_chains(graph, stop)
+    found = [plain, *heuristics.schedules("sqrt", floor, stop), *heuristics.schedules("sweep", floor, stop)]
+    for number in range(LEAST_BUDGETS):
+        found += heuristics.schedules("chain", floor + (most - floor) * number // LEAST_BUDGETS, stop)
     seed = _best(graph, found, 0)
     left = stop - time.monotonic()
     if left > 0 and len(graph.nodes) <= MOST_SOLVED and simulate(graph, seed).peak > max(floor, budget):
-        found.append(list(least_peak(graph, left, seed, max(floor, budget))))
-    return found
+        least, is_least = least_peak(graph, left, seed, max(floor, budget))
+        return [*found, list(least)], is_least
+    return found, False

@@ -19,7 +19,6 @@ from irpar.runtime.engines.ort import _Weights, segment_model
 from irpar.runtime.engines.ort_versions import ALWAYS_LOADED, newest_opset
 from irpar.runtime.errors import EngineError
 from irpar.runtime.executor import Executor
-from irpar.runtime.instructions import Compute
 from irpar.runtime.program import build_program
 from irpar.sharding import Mesh
 from irpar.verification.inputs import random_inputs
@@ -343,5 +342,5 @@ def test_what_is_computed_again_in_a_body_stays_apart(mark: str) -> None:
       }}, num_scan_inputs=1}} : f32[4]
     }}
     """)
-    (segment,) = (step.segment for step in build_program(looped.graph).instructions if isinstance(step, Compute))
+    (segment,) = build_program(looped.graph).segments
     assert ("CommonSubexpressionElimination" in ort_engine._wrong_optimizers(segment)) == bool(mark)
