@@ -262,8 +262,10 @@ def lines(rows: Iterable[Row]) -> Iterator[str]:
 
 def report(found: dict[str, Any]) -> str:
     """The results in words."""
-    tables = [f"{TITLES[part]}:\n\n" + "\n".join(lines(found[part])) for part in TITLES if part in found]
-    begin = f"# Recompute\n\nWritten by `python benchmarks/recompute.py --write`, {found['on']}."
+    tables = [
+        f"{TITLES[part]} ({found['on'][part]}):\n\n" + "\n".join(lines(found[part])) for part in TITLES if part in found
+    ]
+    begin = "# Recompute\n\nWritten by `python benchmarks/recompute.py --write`."
     return "\n\n".join([begin, *tables]) + "\n"
 
 
@@ -295,8 +297,9 @@ def main() -> int:
     if options.write:
         known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         on = f"on {os.cpu_count()} cores that others shared, Python {platform.python_version()}"
-        RESULTS.write_text(json.dumps(known | found | {"on": on}, indent=1) + "\n")
-        RESULTS.with_suffix(".md").write_text(report(known | found | {"on": on}))
+        known |= found | {"on": known.get("on", {}) | dict.fromkeys(found, on)}
+        RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+        RESULTS.with_suffix(".md").write_text(report(known))
     return 0 if all(row["good"] for rows in found.values() for row in rows) else 1
 
 

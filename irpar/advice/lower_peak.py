@@ -18,6 +18,7 @@ from irpar.analysis.recompute.undone import without_repetitions
 from irpar.globs import matching_names
 from irpar.ir import Module, clone_module
 from irpar.pass_manager import Pass, PassManager
+from irpar.pass_manager.default_pipeline import LOCAL, composed
 from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.passes.memory_order import MemoryOrder
 from irpar.passes.recompute import Recompute
@@ -74,11 +75,11 @@ class Programs:
         self.plain.graphs = [graph for graph, _ in undone]
         self.repeated = max(count for _, count in undone)
         self.passes = PassManager.parse(pipeline).passes
-        self.cost_of = Costs(module).of_node
+        self.costs = Costs(module)
 
     def seconds(self, module: Module) -> float:
         """What a step of programs takes, of the slowest one."""
-        return max(sum(map(self.cost_of, graph)) for graph in module.graphs) / FEMTOSECONDS
+        return max(map(self.costs.of_graph, module.graphs)) / FEMTOSECONDS
 
     def untried(self) -> Iterator[str]:
         """What cannot be tried, in words."""
@@ -143,16 +144,25 @@ def _candidates(programs: Programs) -> Iterator[tuple[Module, Pass, str, str]]:
 
 def _option(pass_: Recompute, said: Sequence[Recompute], programs: Programs) -> str:
     """How a pass `recompute` is asked for, in the place of those that ran."""
-    from irpar.pass_manager.default_pipeline import composed
     from irpar.passes.zero import Zero
 
     zero = next((each for each in programs.passes if isinstance(each, Zero)), None)
     if ",".join(map(str, programs.passes)) == composed(zero, said):
         return f"--recompute {shlex.quote(pass_.match[0])}" if pass_.match else f"--memory-budget {pass_.budget:g}"
-    places = [place for place, each in enumerate(programs.passes) if each.name == "localize"]
     passes = [each for each in programs.passes if each not in said]
-    passes.insert(places[-1] + 1 if places else len(passes), pass_)
+    passes.insert(_place(programs.passes, said), pass_)
     return f"--pipeline {shlex.quote(','.join(map(str, passes)))}"
+
+
+def _place(passes: Sequence[Pass], said: Sequence[Recompute]) -> int:
+    """Where a pass `recompute` stands: in place of the first that ran, else behind those that make local programs."""
+    if said:
+        return passes.index(said[0])
+    makers = LOCAL.split(",")
+    place = max((place + 1 for place, each in enumerate(passes) if each.name == makers[0]), default=len(passes))
+    while place < len(passes) and passes[place].name in makers:
+        place += 1
+    return place
 
 
 def _globs(module: Module) -> list[str]:
@@ -185,7 +195,7 @@ def _outer(scope: str) -> Iterator[str]:
 def _promising(programs: Programs) -> list[Recompute]:
     """Of scopes, and of the least share that Chen's segments hold, what is worth to be tried by the training graphs."""
     read = [
-        of_program(graph, programs.cost_of, lambda _: len(programs.plain.graphs) == 1)
+        of_program(graph, programs.costs.of_node, lambda _: len(programs.plain.graphs) == 1)
         for graph in programs.plain.graphs
     ]
     names = dict.fromkeys(name for graph in programs.plain.graphs for node in graph.walk() for name in names_of(node))

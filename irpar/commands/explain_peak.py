@@ -204,7 +204,8 @@ class PeakReport:
 
         panels = [_panel(self.graph, "memory")]
         if self.plain is not None:
-            again = f"{count_text(len(self.graph) - len(self.plain), 'node')} computed again"
+            fewer = sum(1 for _ in self.graph.walk()) - sum(1 for _ in self.plain.walk())
+            again = f"{count_text(fewer, 'node')} computed again"
             panels = [_panel(self.plain, "before: nothing computed again"), _panel(self.graph, f"after: {again}")]
         limit = self.programs.limit()
         limits = None if limit is None else ("memory budget", limit)
@@ -225,7 +226,7 @@ def _changes(plan: "Plan", programs: "Programs") -> "tuple[list[Change], list[st
     from irpar.analysis.recompute.costs import timed
 
     found, untried = changes(programs), list(programs.untried())
-    nodes = max(map(len, programs.now.graphs))
+    nodes = max(sum(1 for _ in graph.walk()) for graph in programs.now.graphs)
     try:
         if nodes > _MOST_NODES:
             raise IrparError(f"the program has {nodes:,} nodes")

@@ -74,8 +74,9 @@ class Recompute(Pass):
             RecomputeError: no schedule that was found fits the budget.
         """
         self._check(module)
-        before = peak_bytes(module)
-        programs = self._programs(module)
+        before, costs = peak_bytes(module), Costs(module)
+        cost = sum(map(costs.of_graph, module.graphs))
+        programs = self._programs(module, costs)
         if self.match:
             schedules = self._matched(module, programs)
             facts: tuple[str, ...] = ()
@@ -89,7 +90,6 @@ class Recompute(Pass):
         if not count:
             return PassResult(True, notes=(f"ranks hold {bytes_text(before)}, which fits",))
         after = peak_bytes(module)
-        cost = sum(program.graph.cost for program in programs)
         parts = [as_part([program]) for program in programs]
         more = sum(
             part.outcome(plan).cost - part.outcome(part.plain).cost for part, plan in zip(parts, schedules, strict=True)
@@ -115,9 +115,8 @@ class Recompute(Pass):
     def _budget(self, before: int) -> int:
         return int(before * self.budget) if self.budget else round(self.budget_gb * GIGABYTE)
 
-    def _programs(self, module: Module) -> list[Program]:
+    def _programs(self, module: Module, costs: Costs) -> list[Program]:
         """The training graphs of the programs, in which communication runs once where programs differ."""
-        costs = Costs(module)
 
         def read(graph: Graph) -> Program:
             gathers = {node for inner in graph.graphs() for node, _ in gathered(inner)}

@@ -64,8 +64,7 @@ def test_a_pipeline_of_ones_own_is_said_as_one() -> None:
     own = DEFAULT_PIPELINE.replace("fold-constants,", "")
     found = [each for each in changes(programs(own)) if "again" in each.what]
     assert found
-    assert all("localize,simplify-collectives" not in each.option for each in found)
-    assert all("localize,recompute{match=" in each.option for each in found)
+    assert all("join-weights,recompute{match=" in each.option for each in found)
 
 
 def test_the_limit_is_that_of_the_last_budget() -> None:

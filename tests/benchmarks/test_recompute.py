@@ -28,7 +28,7 @@ def test_the_verdict(
     monkeypatch.setattr(benchmark, "KNOWN", (benchmark.Known("linear16", 0.6, cost),))
     rows = list(benchmark.beside_known(tmp_path, 5))
     assert [row["good"] for row in rows] == [good]
-    assert ("MISSED" in benchmark.report({"known": rows, "on": "two cores"})) is not good
+    assert ("MISSED" in benchmark.report({"known": rows, "on": {"known": "two cores"}})) is not good
 
 
 def test_a_layer_more_is_26_nodes_more(benchmark: ModuleType) -> None:

@@ -7,6 +7,7 @@ import irpar
 from irpar.analysis.gathers import gathered
 from irpar.analysis.memory.liveness import constant_bytes, held_bytes
 from irpar.analysis.recompute import RecomputeError, simulation
+from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.recompute.of_program import of_program
 from irpar.analysis.recompute.rewriting import write
 from irpar.analysis.recompute.saved_sets import on_demand
@@ -381,7 +382,7 @@ def test_gathers_of_parameters_are_repeated_where_that_is_said(parameters: bool,
     ).module
     assert module is not None
     chosen = Recompute(mp_comm_recompute=others, parallel_optimizer_comm_recompute=parameters)
-    for graph, program in zip(module.graphs, chosen._programs(module), strict=True):
+    for graph, program in zip(module.graphs, chosen._programs(module, Costs(module)), strict=True):
         gathers = {node for node, _ in gathered(graph)}
         sent = {
             node: training

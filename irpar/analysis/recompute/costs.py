@@ -5,34 +5,42 @@ from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.node import whole_work
 from irpar.analysis.memory.liveness import value_bytes
-from irpar.analysis.types.control_flow import runs
-from irpar.ir import Module, Node
+from irpar.analysis.types.control_flow import assumed_runs
+from irpar.ir import Graph, Module, Node
 from irpar.ops.collectives import KINDS, sends
 from irpar.ops.collectives.local import collective_axes
 from irpar.ops.effects import is_communication
 
 ASSUMED = "h100-nvlink-ib"
-"""The network whose device and links are taken where the module's says nothing of them."""
+"""The network that is taken where that of the module does not know both devices and links."""
 
 
 def timed(network: str) -> Network:
-    """A network by which a step has a time: that of a module, or where it knows no device or no links, ASSUMED."""
+    """A network by which a step has a time: that of a module, or ASSUMED."""
     given = network_of(network)
     return given if given.knows_seconds and given.device is not None else network_of(ASSUMED)
 
 
 class Costs:
-    """Femtoseconds of nodes and collectives of local programs, by the network of the module."""
+    """Femtoseconds of nodes and collectives of local programs, by `timed` of the module's network."""
 
     def __init__(self, module: Module) -> None:
-        given, assumed = network_of(module.network), network_of(ASSUMED)
-        self._links: Network = given if given.knows_seconds else assumed
-        self._device = CostModel(given if given.device is not None else assumed)
+        self._network = timed(module.network)
+        self._device = CostModel(self._network)
         self._mesh = next(iter(module.meshes.values()), None)
 
     def of_node(self, node: Node) -> int:
-        """What one device takes for a node in a step: in a loop in all trips, in one where nobody knows how many."""
-        return self._once(node) * (runs(node.graph) or 1)
+        """What one device takes for a node in a step: in a loop in all trips, in one where nobody knows how many.
+
+        What is sent in bodies of the node is not in it.
+        """
+        return self._once(node) * assumed_runs(node.graph)
+
+    def of_graph(self, graph: Graph) -> int:
+        """What one device takes for all nodes of a graph in a step, those in bodies too; of branches for the slower."""
+        return sum(
+            max(map(self.of_graph, node.nested_graphs())) if node.holds_graphs else self.of_node(node) for node in graph
+        )
 
     def _once(self, node: Node) -> int:
         if not is_communication(node):
@@ -40,5 +48,5 @@ class Costs:
         kind = KINDS.get(node.op_type)
         if not sends(node) or kind is None or self._mesh is None:
             return 0
-        seconds = self._links.seconds(kind, collective_axes(node), value_bytes(node.inputs[0]), self._mesh)
+        seconds = self._network.seconds(kind, collective_axes(node), value_bytes(node.inputs[0]), self._mesh)
         return in_femtoseconds(seconds)

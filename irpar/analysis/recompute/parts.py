@@ -17,6 +17,8 @@ BODIES_SHARE = 0.5
 """Of the time goes to the bodies alone, where the graph around them could be recomputed instead."""
 ALONE_SHARE = 0.8
 """Where it could not."""
+AROUND_SHARE = 0.6
+"""Of what is then left goes to the graph around bodies alone, the rest to both together."""
 
 
 @dataclass(frozen=True)
@@ -103,17 +105,21 @@ def solve_parts(part: Part, budget: int, method: str, end: float) -> Found:
         return replace(plain, proven=True, bound=plain.outcome.cost)
     peaks = [body.outcome(body.plain).peak for _, body in part.bodies]
     is_choice = lower_bound(part.around(peaks)) <= budget
-    now = time.monotonic()
-    until = now + (end - now) * (BODIES_SHARE if is_choice else ALONE_SHARE)
-    inner = _within(part, part.plain[0], budget, method, until)
+    inner = _within(part, part.plain[0], budget, method, _after(BODIES_SHARE if is_choice else ALONE_SHARE, end))
     found = [inner]
     if is_choice:
-        found.append(_around(part, part.plain, budget, method, end))
+        found.append(_around(part, part.plain, budget, method, _after(AROUND_SHARE, end)))
     best = _best(found, budget)
     if best.outcome.peak > budget:
-        outer = _around(part, inner.schedules, budget, method, end)
+        outer = _around(part, inner.schedules, budget, method, _after(AROUND_SHARE, end))
         best = _best([best, outer, _within(part, outer.schedules[0], budget, method, end)], budget)
     return best
+
+
+def _after(share: float, end: float) -> float:
+    """When a share of the time that is left is over."""
+    now = time.monotonic()
+    return now + (end - now) * share
 
 
 def _best(found: Sequence[Found], budget: int) -> Found:
@@ -141,9 +147,7 @@ def _within(part: Part, schedule: list[int], budget: int, method: str, end: floa
         room[place] = min(room.get(place, budget), budget - held)
     schedules, methods = [schedule], dict[str, None]()
     for number, (place, body) in enumerate(part.bodies):
-        now = time.monotonic()
-        until = now + (end - now) / (len(part.bodies) - number)
-        found = solve_parts(body, room[place], method, until)
+        found = solve_parts(body, room[place], method, _after(1 / (len(part.bodies) - number), end))
         schedules += found.schedules
         if found.schedules != body.plain:
             methods[found.method] = None

@@ -96,6 +96,7 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
     best = _best(graph, [*found.values(), plain], budget)
     is_hopeless = budget < floor
     if simulate(graph, best).peak > budget:
+        # Not the lowest of what was found above the budget: the least that is said to do must be found again.
         small, is_least = _smallest(heuristics, budget, end)
         found[method] = best = _best(graph, small, budget)
         is_hopeless |= is_least and simulate(graph, best).peak > budget

@@ -155,6 +155,15 @@ def runs(graph: Graph | None) -> int | None:
     return count
 
 
+def assumed_runs(graph: Graph | None) -> int:
+    """How often a graph runs, with all around it; loops of which nobody knows how often go once."""
+    count = 1
+    while graph is not None and graph.parent is not None:
+        count *= assumed_trips(graph.parent)
+        graph = graph.parent.graph
+    return count
+
+
 def _trips(node: Node, body: Graph) -> int | None:
     """The trip count where it is a constant and nothing ends the loop early."""
     limit, flag = (*node.operands, None, None)[:2]
