@@ -21,8 +21,8 @@ METHODS = ("auto", "optimal", *HEURISTICS)
 """auto: the best of all, each as far as the size of the graph lets it help."""
 MOST_SOLVED = 1200
 """Nodes of a graph that CP-SAT improves on as a whole."""
-HEURISTIC_SHARE = 0.6
-"""Of the time that is left may go to the heuristics."""
+HEURISTIC_SHARE, ONLY_SHARE = 0.6, 0.75
+"""Of the time may go to the heuristics; where nothing is searched after them."""
 LEAST_BUDGETS = 4
 """That the chain is planned with to find what holds least, from what any schedule holds to what it is without."""
 LEAST_SHARE = 0.6
@@ -92,7 +92,9 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
     names = [method] if method in HEURISTICS else list(HEURISTICS)
     floor = lower_bound(graph)
     heuristics = Heuristics(graph)
-    found = _by_heuristics(heuristics, max(budget, floor), names, end)
+    is_searched = method == "optimal" or (method == "auto" and len(plain) <= MOST_SOLVED)
+    until = begin + seconds * (HEURISTIC_SHARE if is_searched else ONLY_SHARE)
+    found = _by_heuristics(heuristics, max(budget, floor), names, until)
     best = _best(graph, [*found.values(), plain], budget)
     is_hopeless = budget < floor
     if simulate(graph, best).peak > budget:
@@ -101,7 +103,6 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
         found[method] = best = _best(graph, small, budget)
         is_hopeless |= is_least and simulate(graph, best).peak > budget
     exact: Found | None = None
-    is_searched = method == "optimal" or (method == "auto" and len(plain) <= MOST_SOLVED)
     left = end - time.monotonic()
     if is_searched and not is_hopeless and left > 0:
         exact = optimal_schedule(graph, budget, left, best)
@@ -141,13 +142,11 @@ class Heuristics:
 
 
 def _by_heuristics(heuristics: Heuristics, budget: int, names: Sequence[str], end: float) -> dict[str, list[int]]:
-    """What they find in their share of the time, of which what one leaves goes to the others."""
-    now = time.monotonic()
-    stop = now + (end - now) * HEURISTIC_SHARE
+    """What they find, each in its share of the time, of which what one leaves goes to the others."""
     found: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         now = time.monotonic()
-        schedules = heuristics.schedules(name, budget, now + (stop - now) / (len(names) - place))
+        schedules = heuristics.schedules(name, budget, now + (end - now) / (len(names) - place))
         schedule = cheapest(heuristics.graph, schedules, budget)
         if schedule is not None:
             found[name] = schedule
