@@ -42,14 +42,14 @@ def test_a_run_has_the_same_losses(network: Path, tmp_path: Path, capsys: Captur
 
 def test_the_loop_over_micro_batches_is_looked_into(network: Path, tmp_path: Path, capsys: Capture) -> None:
     data, losses = data_file(tmp_path), []
-    for out, options in (("plain", ()), ("match", ("--recompute", "*")), ("fits", ("--memory-budget", 1))):
+    for out, options in (("plain", ()), ("match", ("--recompute", "*"))):
         code, printed, _ = train(capsys, network, out, "--micro-batches", 2, *options)
         assert code == 0
         assert ("computed again: ranks hold" in printed) == (out == "match")
         metrics = tmp_path / f"{out}.jsonl"
         assert call(capsys, "run", tmp_path / out, "--data", data, "--steps", 2, "--metrics", metrics)[0] == 0
         losses.append([json.loads(line).get("loss") for line in metrics.read_text().splitlines()])
-    assert losses[0] == losses[1] == losses[2]
+    assert losses[0] == losses[1]
     said = refused(
         capsys,
         "give a budget of at least",
