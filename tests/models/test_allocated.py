@@ -1,0 +1,80 @@
+"""What a training step of every family allocates for arrays, against what the plan says."""
+
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irpar
+from irpar.ir import Node
+from irpar.models import FAMILIES, build
+from irpar.runtime.engines.arrays import Arrays
+from irpar.runtime.engines.operation import Environment
+from tests.models.test_training import CLASSES, Array, batches
+
+MOST_BEYOND = 1 << 20
+"""Bytes that a step may allocate beyond its plan."""
+QUICK = "mlp"
+
+
+def objects_bytes() -> int:
+    """What Python's objects take, the numbers of arrays apart."""
+    outside = tracemalloc.DomainFilter(False, np.lib.tracemalloc_domain)
+    return sum(trace.size for trace in tracemalloc.take_snapshot().filter_traces([outside]).traces)
+
+
+class Watch:
+    """The most that is allocated while each node runs; and what objects take at one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most: list[int] = []
+        self.objects = 0
+        self.look_at: int | None = None
+        kernel = Arrays.kernel
+
+        def watched_kernel(arrays: Arrays, node: Node, *arguments: Any) -> Any:
+            run = kernel(arrays, node, *arguments)
+
+            def watched(inputs: list[Any], environment: Environment) -> Sequence[Any]:
+                tracemalloc.reset_peak()
+                results = run(inputs, environment)
+                self.most.append(tracemalloc.get_traced_memory()[1])
+                if len(self.most) - 1 == self.look_at:
+                    self.objects = objects_bytes()
+                return results
+
+            return watched
+
+        monkeypatch.setattr(Arrays, "kernel", watched_kernel)
+
+
+def allocated(partition: irpar.Partition, data: Sequence[dict[str, Array]], watch: Watch) -> int:
+    """The most bytes of arrays in a step, its state and inputs among them."""
+    tracemalloc.start()
+    try:
+        with partition.session(engine="numpy") as session:
+            begin = tracemalloc.get_traced_memory()[0] - objects_bytes()
+            for number, batch in enumerate(data):
+                if number == len(data) - 1:
+                    watch.look_at = int(np.argmax(watch.most))
+                watch.most.clear()
+                session.run({name: array.copy() for name, array in batch.items()})
+    finally:
+        tracemalloc.stop()
+    assert watch.look_at is not None
+    return watch.most[watch.look_at] - watch.objects - begin
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in FAMILIES]
+)
+def test_a_step_allocates_what_was_planned(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = "cross_entropy" if family in CLASSES else "mse"
+    step = irpar.train_step(build(family, preset="tiny"), loss=loss, optimizer="adamw")
+    partition = irpar.partition(step, "d=1")
+    # The first step cannot write over the state that it begins with.
+    found = allocated(partition, batches(step, 3), Watch(monkeypatch))
+    (rank,), (part,) = partition.plan.ranks, partition.plan.parts
+    assert found <= rank["arena_bytes"] + part["weight_bytes"] + MOST_BEYOND
