@@ -1,6 +1,7 @@
 """How CP-SAT is run: for so long, and the same way each time as far as time allows."""
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from math import gcd
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,7 +38,7 @@ def run(model: "CpModel", seconds: float, workers: int = WORKERS) -> "CpSolver |
         workers: threads; 0: one for each core.
     """
     solver = _solver(seconds, workers)
-    return solver if _found(solver.solve(model)) else None
+    return solver if _found(_solve(solver, model)) else None
 
 
 def run_repeatably(
@@ -69,7 +70,7 @@ def run_repeatably(
             if is_enough:
                 self.stop_search()
 
-    is_least = bool(solver.solve(model, Each()) == cp_model.OPTIMAL)
+    is_least = bool(_solve(solver, model, Each()) == cp_model.OPTIMAL)
     if is_least:
         found.append(read(solver))
     return found, is_least
@@ -80,7 +81,19 @@ def _solver(seconds: float, workers: int) -> "CpSolver":
     solver.parameters.num_workers = workers
     solver.parameters.max_time_in_seconds = max(seconds, 0.05)
     solver.parameters.random_seed = 0
+    solver.parameters.catch_sigint_signal = False
     return solver
+
+
+def _solve(solver: "CpSolver", model: "CpModel", callback: "Callback | None" = None) -> int:
+    """Search, in a thread of its own: so signals that end the process reach it, which then ends the search."""
+    with ThreadPoolExecutor(1, "CP-SAT") as thread:
+        search = thread.submit(solver.solve, model, callback)
+        try:
+            return int(search.result())
+        except BaseException:
+            solver.stop_search()
+            raise
 
 
 def _found(status: int) -> bool:

@@ -1,5 +1,6 @@
 """Options of commands that make programs which compute results again rather than hold them."""
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,7 +78,7 @@ def recompute_of(given: Mapping[str, Any]) -> "RecomputePass | None":
         "--memory-budget": given["memory_budget"],
         "--memory-budget-gb": given["memory_budget_gb"],
     }
-    said = [option for option, value in asked.items() if value]
+    said = [option for option, value in asked.items() if value not in (None, [])]
     has_budget = given["memory_budget"] is not None or given["memory_budget_gb"] is not None
     for option, default in {"recompute_method": METHOD, "recompute_seconds": SECONDS}.items():
         if given[option] != default and not has_budget:
@@ -85,13 +86,14 @@ def recompute_of(given: Mapping[str, Any]) -> "RecomputePass | None":
             raise IrparError(
                 f"{name} without a budget, so nothing is searched", do=f"add --memory-budget 0.5, or leave out {name}"
             )
-    if not said and all(value is None or value == [] for value in asked.values()):
+    if not said:
         return None
     if len(said) != 1:
         raise IrparError(
-            f"{' and '.join(said)} both say what is computed again" if said else "a memory budget of nothing",
+            f"{' and '.join(said)} both say what is computed again",
             do="give one of --recompute GLOB, --memory-budget 0.5 and --memory-budget-gb 24",
         )
+    _check_numbers(given)
     if given["pipeline"] is not None:
         raise IrparError(
             f"{said[0]} and --pipeline both say what runs",
@@ -111,3 +113,20 @@ def recompute_of(given: Mapping[str, Any]) -> "RecomputePass | None":
         method,
         given["recompute_seconds"],
     )
+
+
+def _check_numbers(given: Mapping[str, Any]) -> None:
+    """Refuse budgets and times that cannot be.
+
+    Raises:
+        IrparError: naming the option.
+    """
+    share, size, seconds = given["memory_budget"], given["memory_budget_gb"], given["recompute_seconds"]
+    if share is not None and not 0 < share <= 1:
+        raise IrparError(
+            f"--memory-budget {share:g}", do="give a share of the peak without recompute: above 0, up to 1"
+        )
+    if size is not None and not 0 < size < math.inf:
+        raise IrparError(f"--memory-budget-gb {size:g}", do="give a number of GB above 0")
+    if not 0 < seconds < math.inf:
+        raise IrparError(f"--recompute-seconds {seconds:g}", do="give a number of seconds above 0")

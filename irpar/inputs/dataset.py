@@ -89,11 +89,11 @@ class Dataset:
         for name, spec in specs.items():
             found = self.arrays.get(name)
             wanted = f"{spec['dtype']}[samples, {', '.join(map(str, spec['shape'][1:]))}]".replace(", ]", "]")
-            if found is None:
+            if not spec["shape"]:
+                problems.append(f"{name} is a single number in the program, and has no samples: give it by --input")
+            elif found is None:
                 near = nearest_names(name, self.arrays)
                 problems.append(f"{name} is missing, expected {wanted}" + "".join(f"; {note}" for note in near))
-            elif not spec["shape"]:
-                problems.append(f"{name} is a single number in the program, and has no samples")
             elif _text(found) != spec["dtype"] or list(found.shape[1:]) != list(spec["shape"][1:]):
                 problems.append(f"{name} is {_text(found)}{list(found.shape)}, expected {wanted}")
         if problems:
@@ -108,7 +108,9 @@ class Dataset:
             raise DataError(
                 f"there are {samples} samples, and {taker} takes {batch}",
                 where=str(self.path),
-                do="give more, or make the step for fewer: --bind, --micro-batches",
+                do="give one or more"
+                if may_be_short
+                else "give more, or make the step for fewer: --bind, --micro-batches, --short-batches",
             )
         return samples, batch
 

@@ -25,6 +25,10 @@ def _slower(plan: "Plan") -> Iterator[str]:
 
 
 def _too_large(plan: "Plan") -> Iterator[str]:
+    most = max(rank["peak_bytes"] for rank in plan.ranks)
+    if plan.memory_limit is not None and most > plan.memory_limit:
+        held, limit = bytes_text(most), bytes_text(plan.memory_limit)
+        yield f"a rank needs {held} at its peak, more than the memory limit of {limit}; irpar explain OUT --memory"
     if plan.network == BYTES_ALONE:
         return
     from irpar.analysis.cost.network_lookup import network_of
@@ -32,7 +36,6 @@ def _too_large(plan: "Plan") -> Iterator[str]:
     device = network_of(plan.network).device
     if device is None or device.memory is None:
         return
-    most = max(rank["peak_bytes"] for rank in plan.ranks)
     if most > device.memory:
         yield f"a rank needs {bytes_text(most)} at its peak, and a device has {bytes_text(device.memory)}"
 

@@ -192,6 +192,10 @@ def _check(options: LoopOptions) -> None:
         raise LoopError(f"a seed of {options.seed}", do="give a number of 0 or more")
     if options.checkpoint is None and (options.every or options.keep or options.resume):
         raise LoopError("checkpoints are asked for, and there is no folder for them", do="give --checkpoint DIR")
+    if options.checkpoint is not None and options.checkpoint.exists() and not options.checkpoint.is_dir():
+        raise LoopError(
+            "checkpoints are asked for in a file", where=str(options.checkpoint), do="give a folder: --checkpoint DIR"
+        )
     if options.evaluation is None and options.evaluate_every:
         raise LoopError("evaluation is asked for, and there are no samples for it", do="give --eval-data DATA")
     if options.evaluate_every < 0:

@@ -98,6 +98,8 @@ class Recompute(Pass):
             f"{count_text(count, 'node')} computed again: ranks hold {bytes_text(after)} instead of "
             f"{bytes_text(before)}, for {100 * more / max(cost, 1):.1f} % more time"
         )
+        if after >= before:
+            facts = (*facts, "that lowers nothing, for the peak is elsewhere: irpar explain OUT --memory says where")
         return PassResult(True, notes=(note, *facts), statistics={"recomputed": count, "saved bytes": before - after})
 
     def _check(self, module: Module) -> None:

@@ -113,7 +113,7 @@ def test_inputs_whose_batches_differ_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="--input") as caught:
         data.check({**SPECS, "target": {"dtype": "i64", "shape": [5]}})
     assert "of which a step takes" in caught.value.what
-    with pytest.raises(DataError, match="x is a single number in the program, and has no samples"):
+    with pytest.raises(DataError, match="x is a single number in the program, and has no samples: give it by --input"):
         data.check({"x": {"dtype": "f32", "shape": []}})
 
 

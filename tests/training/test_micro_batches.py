@@ -605,3 +605,16 @@ def test_a_run_with_short_steps_is_not_gone_on_with_without(network: Path, tmp_p
             refused(capsys, "a short step at the end of an epoch", *words, "--resume")
         else:
             assert call(capsys, *words)[0] == 0
+
+
+@pytest.mark.parametrize("count", [1, COUNT])
+def test_onnx_runtime_learns_from_classes_in_float64(count: int) -> None:
+    """It has no OneHot of float64."""
+    step = step_of(CLASSIFIER.replace("f32", "f64"), count)
+    given = {"x": batch()["x"].astype(np.float64), "target": batch()["target"]}
+    given = given if count > 1 else {name: array[:ROWS] for name, array in given.items()}
+    losses = []
+    for engine in ("ort", "numpy"):
+        with on(step, "d=1").trainer(engine=engine) as trainer:
+            losses.append([trainer.step(given) for _ in range(3)])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-12)

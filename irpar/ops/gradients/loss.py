@@ -57,9 +57,9 @@ def _softmax(node: Node, scores: Value, w: GradientWriter) -> Value:
 
 
 def _one_hot(scores: Value, labels: Value, w: GradientWriter) -> Value:
-    wide = w.wide(scores.dtype)  # ONNX has none of bfloat16.
-    ends = w.constant(np.asarray([0, 1]).astype(wide.numpy), "off_on")
-    type_ = TensorType(wide, scores.tensor_type.shape)
+    # ONNX has none of bfloat16, ONNX Runtime none of float64.
+    ends = w.constant(np.asarray([0, 1], np.float32), "off_on")
+    type_ = TensorType(DType.F32, scores.tensor_type.shape)
     return w.cast(w.op("OneHot", [labels, w.size_of(scores, 1), ends], {"axis": 1}, type=type_), scores.dtype)
 
 

@@ -12,7 +12,7 @@ from irpar.files.regular_file import read_text
 from .lifetimes import Lifetime
 
 COLUMNS = ("id", "lower", "upper", "size")
-OFFSET = "offset"
+OFFSET, GAPS = "offset", "gaps"
 _OLDER = {"buffer": "id", "start": "lower", "end": "upper"}
 """Names of columns in older files."""
 MOST_BYTES = 2**50
@@ -27,7 +27,7 @@ class BuffersFileError(IrparError):
 
 
 def read_buffers(path: str | os.PathLike[str]) -> list[Lifetime[str]]:
-    """The buffers of a file; columns may stand in any order, others than `COLUMNS` are not read.
+    """The buffers of a file; columns may stand in any order, others than `COLUMNS` and `GAPS` are not read.
 
     Raises:
         BuffersFileError: it cannot be read, or a line is not what it should be.
@@ -74,21 +74,23 @@ def _columns(row: Sequence[str]) -> dict[str, int]:
     missing = [name for name in COLUMNS if name not in names]
     if missing:
         raise ValueError(f"no column is called {missing[0]}")
-    twice = [name for name in COLUMNS if names.count(name) > 1]
+    twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"two columns are called {twice[0]}")
-    return {name: names.index(name) for name in COLUMNS}
+    return {name: names.index(name) for name in names}
 
 
 def _buffer(row: Sequence[str], columns: Mapping[str, int]) -> Lifetime[str]:
-    if len(row) <= max(columns.values()):
-        raise ValueError(f"{len(row)} columns, where the line of names has more")
+    if len(row) != len(columns):
+        raise ValueError(f"{len(row)} columns, and the line of names has {len(columns)}")
+    if GAPS in columns and row[columns[GAPS]].strip():
+        raise ValueError(f"there are {GAPS}, steps in which the buffer is not held: they are not supported")
     name = row[columns["id"]].strip()
     if not name:
         raise ValueError("the id is empty")
     lower, upper, size = (_number(column, row[columns[column]].strip()) for column in COLUMNS[1:])
     if upper <= lower:
-        raise ValueError(f"upper is {upper}, lower is {lower}: it must be greater")
+        raise ValueError(f"upper is {upper}, which must be greater than lower, {lower}")
     return Lifetime(name, size, lower, upper - 1)
 
 
