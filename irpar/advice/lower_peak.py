@@ -45,7 +45,7 @@ class Change:
         option: the option of the command line that asks for it.
         peak_bytes: what the worst rank would hold.
         more_seconds: what a step would take longer by the time model; below 0 where it is faster.
-        is_most: whether it takes that long at the most.
+        is_most: whether it holds that much, and takes that long, at the most.
     """
 
     what: str
@@ -107,8 +107,10 @@ def changes(programs: Programs) -> list[Change]:
             pass_.run(trial)
         except RecomputeError:
             continue
+        # What a budget leads to is searched by all methods, which may hold as much as it allows.
         is_most = isinstance(pass_, Recompute) and not pass_.match
-        found.append(Change(what, option, peak_bytes(trial), programs.seconds(trial) - seconds, is_most))
+        held = int(pass_.budget * peak_bytes(start)) if isinstance(pass_, Recompute) and is_most else peak_bytes(trial)
+        found.append(Change(what, option, held, programs.seconds(trial) - seconds, is_most))
     return found
 
 

@@ -174,12 +174,16 @@ class PeakReport:
             most = "at most " if each.is_most else ""
             more = f"{most}{each.more_seconds / seconds:+.1%}" if seconds else ""
             saved = f"{1 - each.peak_bytes / before:.1%}"
-            made.add_row(str(number), each.what, bytes_text(each.peak_bytes), saved, more)
+            made.add_row(str(number), each.what, most + bytes_text(each.peak_bytes), saved, more)
         console.print(made)
         for number, each in enumerate(self.changes, 1):
             console.print(Text(f"{number}  {each.option}"), soft_wrap=True)
         step = seconds_text(seconds)
         console.print(Text(f"each tried by itself; {step} a step by {self._time_of()}"), soft_wrap=True)
+        instead = "in place of options of the same name"
+        if any(each.option.startswith("--pipeline") for each in self.changes):
+            instead += "; --pipeline also of --zero, --recompute and --memory-budget"
+        console.print(Text(f"{instead}; with all others that the partition was made with"), soft_wrap=True)
 
     def _time_of(self) -> str:
         """By which model times are."""
