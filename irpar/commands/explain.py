@@ -113,9 +113,9 @@ def explain_command(
         if conflicts:
             _explain_conflicts(plan, as_json)
             return
-        from .explain_memory import Asked, explain_memory
+        from .explain_memory import MemoryReportOptions, explain_memory
 
-        explain_memory(plan, out, Asked(rank, picture, force, as_json))
+        explain_memory(plan, out, MemoryReportOptions(rank, picture, force, as_json))
         return
     if target is None:
         _explain_all(plan, as_json)

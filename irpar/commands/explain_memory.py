@@ -13,13 +13,17 @@ from irpar.tables.display import output, print_json, shortened, table
 from irpar.units import bytes_text, count_text, sharding_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from irpar.output.plan import Plan
+
+    from .explain_peak import PeakReport
 
 SUFFIX = ".svg"
 
 
 @dataclass(frozen=True)
-class Asked:
+class MemoryReportOptions:
     """What is asked for beside the tables.
 
     Attributes:
@@ -48,7 +52,7 @@ class Asked:
             raise IrparError("the file exists", where=str(self.picture), do="give another file, or --force")
 
 
-def explain_memory(plan: "Plan", folder: Path, asked: Asked) -> None:
+def explain_memory(plan: "Plan", folder: Path, asked: MemoryReportOptions) -> None:
     """Print what each rank holds, ranks that hold the same together; then what is held at the peak of one.
 
     Args:
@@ -70,15 +74,18 @@ def explain_memory(plan: "Plan", folder: Path, asked: Asked) -> None:
     except IrparError as error:
         if asked.rank is not None or asked.picture is not None:
             raise
-        missing = error.what
+        missing = f"{error.what}: {error.where}" if error.where else error.what
     if report is not None and asked.picture is not None:
         report.draw(asked.picture)
-    zero = (plan.training or {}).get("zero")
     if asked.as_json:
-        peak = {"peak": None, "changes": [], "missing": missing} if report is None else report.facts()
-        print_json({"ranks": plan.ranks, "zero": zero, **peak})
-        return
-    console = output()
+        peak = {"peak": None, "changes": [], "untried": [], "time_of": None} if report is None else report.facts()
+        print_json({"ranks": plan.ranks, "zero": (plan.training or {}).get("zero"), **peak, "missing": missing})
+    else:
+        _print(output(), plan, report, missing, asked.picture)
+
+
+def _print(console: "Console", plan: "Plan", report: "PeakReport | None", missing: str, picture: Path | None) -> None:
+    """Print the tables."""
     names = list(plan.ranks[0]["memory"])
     right = [*names, "peak"]
     made = table("ranks", *right, right=right)
@@ -92,13 +99,15 @@ def explain_memory(plan: "Plan", folder: Path, asked: Asked) -> None:
     console.print()
     if report is None:
         console.print(Text(f"what is held at the peak is in the programs: {missing}"), soft_wrap=True)
+        console.print("do: partition the model again", soft_wrap=True)
     else:
         report.print(console)
+    zero = (plan.training or {}).get("zero")
     if zero is not None:
         console.print()
         _print_zero(console, zero)
-    if asked.picture is not None:
-        console.print(f"\npicture: {asked.picture}", soft_wrap=True)
+    if picture is not None:
+        console.print(f"\npicture: {picture}", soft_wrap=True)
 
 
 def _alike(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -111,7 +111,10 @@ def test_without_the_programs_it_tells_what_the_plan_has(folder: Path, tmp_path:
     code, printed, _ = call(capsys, "explain", tmp_path, "--memory")
     assert code == 0
     assert "what is held at the peak is in the programs: not here: part0" in printed
-    assert explained(capsys, tmp_path)["peak"] is None
+    bare, full = explained(capsys, tmp_path), explained(capsys, folder / "plain")
+    assert bare["peak"] is None
+    assert "part0" in bare["missing"]
+    assert bare.keys() == full.keys()
     refused(capsys, "not here: part0", "explain", tmp_path, "--memory", "--rank", 0)
     refused(capsys, "not here: part0", "explain", tmp_path, "--memory", "--svg", tmp_path / "no.svg")
 
