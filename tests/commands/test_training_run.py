@@ -120,7 +120,7 @@ def test_runs_that_are_not_the_one_before(trained: Path, data: Path, tmp_path: P
     run = ("run", trained, "--data", data, "--steps", "4", "--checkpoint", tmp_path / "steps")
     assert call(capsys, *run, "--seed", "3")[0] == 0
     refused(capsys, "the folder has checkpoints of another run", *run)
-    refused(capsys, "the run before had seed 3, and this one has 4", *run, "--resume", "--seed", "4")
+    refused(capsys, "the run before had seed 3, and this one has seed 4", *run, "--resume", "--seed", "4")
     index = tmp_path / "steps" / "step-00000004" / "model.safetensors.index.json"
     index.write_text(index.read_text()[:100])
     refused(capsys, "cannot read the checkpoint", *run, "--resume")
