@@ -130,6 +130,22 @@ class _Span:
     options: tuple[_Option, ...]
 
 
+@dataclass(frozen=True)
+class _Table:
+    """Of some blocks, for each number of slots of memory.
+
+    Attributes:
+        costs: the least; infinite where nothing fits.
+        chosen: which of the moves that takes.
+        moves: after how many blocks the rest begins, and which option of these is taken; -1: only the last result is
+            kept, and they run again.
+    """
+
+    costs: np.ndarray
+    chosen: np.ndarray
+    moves: list[tuple[int, int]]
+
+
 class Chain:
     """The dynamic program over the blocks of a graph; where time is short, of single ones and of few ways to keep them.
 
@@ -156,8 +172,7 @@ class Chain:
         # Blocks are alike where all that begins with them is: then so are the choices for what they begin.
         alike = [tuple(id(self.span[block, stop]) for stop in self._stops(block, count)) for block in range(count)]
         self.kinds = [kinds.setdefault(each, len(kinds)) for each in alike]
-        self.tables: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
-        self.moves: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        self.tables: dict[tuple[int, int], _Table] = {}
 
     def _stops(self, start: int, stop: int) -> range:
         """Behind which blocks a span may end that begins with one."""
@@ -246,60 +261,61 @@ class Chain:
         Infinite where there was no time to find it.
         """
         self.unit = max(1, int((budget - self.graph.fixed_mem) * _HEADROOM / SLOTS))
-        self.tables, self.moves = {}, {}
+        self.tables = {}
         count = len(self.blocks)
+        known: dict[tuple[int, ...], _Table] = {}
         for length in range(1, count + 1):
             if time.monotonic() > self.end:
                 return np.full(SLOTS + 1, np.inf)
             for start in range(count - length + 1):
-                key = self._key(start, start + length)
-                if key not in self.tables:
-                    self._fill(key, start, start + length)
-        return self.tables[self._key(0, count)][0]
+                key = tuple(self.kinds[start : start + length])
+                if key not in known:
+                    known[key] = self._table(start, start + length)
+                self.tables[start, start + length] = known[key]
+        return self.tables[0, count].costs
 
-    def _key(self, start: int, stop: int) -> tuple[int, ...]:
-        return tuple(self.kinds[start:stop])
-
-    def _fill(self, key: tuple[int, ...], start: int, stop: int) -> None:
+    def _table(self, start: int, stop: int) -> _Table:
         """Costs and choices of the blocks from `start` before `stop`, for each number of slots."""
-        costs: list[np.ndarray] = []
+        ends = [(end, self.span[start, end]) for end in self._stops(start, stop)]
+        rows = np.full((sum(len(span.options) for _, span in ends) + stop - start - 1, SLOTS + 1), np.inf)
         moves: list[tuple[int, int]] = []
-        for end in self._stops(start, stop):
-            span = self.span[start, end]
+        for end, span in ends:
             for number, option in enumerate(span.options):
-                rest = self._rest(end, stop, option.saved)
-                costs.append(self._from(rest + span.cost + option.cost, option.peak))
-                moves.append((end, number))
+                self._fill(rows[len(moves)], span.cost + option.cost, option.peak, (end, stop), option.saved)
+                moves.append((end - start, number))
         cost, peak = 0, 0
         for end in range(start + 1, stop):
             span = self.span[end - 1, end]
             before = self.span[end - 2, end - 1].end if end - 1 > start else 0
             cost, peak = cost + span.cost, max(peak, before + span.peak)
-            again = self.tables[self._key(start, end)][0]
-            costs.append(self._from(self._rest(end, stop, span.end) + again + cost, peak))
-            moves.append((end, -1))
-        table = np.stack(costs)
-        chosen = table.argmin(axis=0)
-        self.tables[key] = np.take_along_axis(table, chosen[None], axis=0)[0], chosen
-        self.moves[key] = [(end - start, number) for end, number in moves]
+            again = self.tables[start, end].costs
+            self._fill(rows[len(moves)], cost, peak, (end, stop), span.end, again)
+            moves.append((end - start, -1))
+        chosen = rows.argmin(axis=0)
+        return _Table(np.take_along_axis(rows, chosen[None], axis=0)[0], chosen, moves)
 
-    def _rest(self, start: int, stop: int, kept: int) -> np.ndarray:
-        """The cost of what follows, beside what is kept."""
-        if start == stop:
-            return np.zeros(SLOTS + 1)
-        return self._shifted(self.tables[self._key(start, stop)][0], self._slots(kept))
+    def _fill(
+        self, row: np.ndarray, cost: int, peak: int, rest: tuple[int, int], kept: int, again: np.ndarray | None = None
+    ) -> None:
+        """Write the cost of a choice for each number of slots: infinite where the memory is less than its peak.
 
-    def _shifted(self, costs: np.ndarray, slots: int) -> np.ndarray:
-        made = np.full(SLOTS + 1, np.inf)
-        if slots <= SLOTS:
-            made[slots:] = costs[: SLOTS + 1 - slots]
-        return made
-
-    def _from(self, costs: np.ndarray, peak: int) -> np.ndarray:
-        """Costs, but infinite where the memory is less than that peak."""
-        costs = costs.copy()
-        costs[: self._slots(peak)] = np.inf
-        return costs
+        Args:
+            row: where to; infinite before.
+            cost: of the choice itself.
+            peak: that it holds.
+            rest: the blocks that follow.
+            kept: bytes that are held while they run.
+            again: the cost of what runs once more.
+        """
+        least, shift = self._slots(peak), 0
+        if rest[0] < rest[1]:
+            shift = self._slots(kept)
+            least = max(least, shift)
+        if least > SLOTS:
+            return
+        row[least:] = cost if again is None else again[least:] + cost
+        if rest[0] < rest[1]:
+            row[least:] += self.tables[rest].costs[least - shift : SLOTS + 1 - shift]
 
     def _slots(self, nbytes: int) -> int:
         return -(-nbytes // self.unit)
@@ -316,8 +332,8 @@ class Chain:
                 listed += item
                 continue
             start, stop, slots = item
-            key = self._key(start, stop)
-            length, number = self.moves[key][self.tables[key][1][slots]]
+            table = self.tables[start, stop]
+            length, number = table.moves[table.chosen[slots]]
             end = start + length
             listed += [place for block in self.blocks[start:end] for place in block.forward]
             if number < 0:
