@@ -125,7 +125,8 @@ def test_runs_that_are_not_the_one_before(trained: Path, data: Path, tmp_path: P
     index.write_text(index.read_text()[:100])
     refused(capsys, "cannot read the checkpoint", *run, "--resume")
     (tmp_path / "file").write_text("mine")
-    refused(capsys, "cannot write", "run", trained, "--data", data, "--steps", "1", "--checkpoint", tmp_path / "file")
+    to_file = ("--checkpoint", tmp_path / "file")
+    refused(capsys, "checkpoints are asked for in a file", "run", trained, "--data", data, "--steps", "1", *to_file)
 
 
 def test_samples_that_do_not_fit(trained: Path, tmp_path: Path, capsys: Capture) -> None:
