@@ -58,8 +58,9 @@ def _softmax(node: Node, scores: Value, w: GradientWriter) -> Value:
 
 def _one_hot(scores: Value, labels: Value, w: GradientWriter) -> Value:
     # ONNX has none of bfloat16, ONNX Runtime none of float64.
-    ends = w.constant(np.asarray([0, 1], np.float32), "off_on")
-    type_ = TensorType(DType.F32, scores.tensor_type.shape)
+    counted = DType.I64 if scores.dtype is DType.F64 else w.wide(scores.dtype)
+    ends = w.constant(np.asarray([0, 1]).astype(counted.numpy), "off_on")
+    type_ = TensorType(counted, scores.tensor_type.shape)
     return w.cast(w.op("OneHot", [labels, w.size_of(scores, 1), ends], {"axis": 1}, type=type_), scores.dtype)
 
 
