@@ -95,6 +95,9 @@ def partitioned(case: Case, mesh: dict[str, int], folder: Path) -> irpar.Partiti
     return irpar.partition(module, irpar.Mesh(mesh))
 
 
+LARGE = ("unet", "vit")
+
+
 @pytest.mark.parametrize(("case", "mesh"), pairs(CASES, MESHES), ids=str)
 def test_families(case: Case, mesh: dict[str, int], tmp_path: Path) -> None:
     partition = partitioned(case, mesh, tmp_path)
@@ -102,7 +105,13 @@ def test_families(case: Case, mesh: dict[str, int], tmp_path: Path) -> None:
     check_share(partition, str(case), MORE_THAN_ITS_SHARE)
 
 
-@pytest.mark.parametrize("family", sorted({case.family for case in CASES} - {"gpt", "llama"}))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=[pytest.mark.slow] * (family in LARGE))
+        for family in sorted({case.family for case in CASES} - {"gpt", "llama"})
+    ],
+)
 def test_sizes_that_do_not_divide(family: str, tmp_path: Path) -> None:
     """5 rows over 2, and 4 heads, experts or 16 channels over 3; through irpar's own kernels too."""
     case = Case(family, (("batch", 5),))

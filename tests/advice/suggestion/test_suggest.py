@@ -102,11 +102,11 @@ def test_transformers_are_divided(
     assert excess_of(found) <= EXCESS
 
 
-OTHERS: tuple[tuple[str, dict[str, Any], float], ...] = (
+OTHERS = (
     ("mlp", {"gemm": True}, 1.01),
     ("resnet", {}, EXCESS),
-    ("resnet", {"preset": "bottleneck"}, 1.2),
-    ("unet", {}, EXCESS),
+    pytest.param("resnet", {"preset": "bottleneck"}, 1.2, marks=pytest.mark.slow),
+    pytest.param("unet", {}, EXCESS, marks=pytest.mark.slow),
     ("dlrm", {}, EXCESS),
     ("recurrent", {}, EXCESS),
     ("control", {}, EXCESS),

@@ -34,7 +34,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_numbers(parts: int) -> None:
     random = np.random.default_rng(0)
     for case in CASES:

@@ -49,7 +49,9 @@ def run_mpi(*words: str, cores: str = "4") -> Ended:
     return found.run(4, MPI_PROGRAMS, "crowded", cores, "again", ROUNDS, *words)
 
 
-@pytest.mark.parametrize("cores", ["1", "2", "3", "4"])
+@pytest.mark.parametrize(
+    "cores", [pytest.param("1", marks=pytest.mark.slow), "2", pytest.param("3", marks=pytest.mark.slow), "4"]
+)
 def test_mpi(cores: str) -> None:
     ended = run_mpi(cores=cores)
     assert ended.code == 0, ended.err
@@ -65,7 +67,7 @@ def test_mpi(cores: str) -> None:
         (f"shape:{IN_PIECES}", f"rank 1 (a=0, b=1) is at AllReduce id={IN_PIECES} over a,b with f32[9003]"),
     ],
 )
-@pytest.mark.parametrize("cores", ["2", "4"])
+@pytest.mark.parametrize("cores", [pytest.param("2", marks=pytest.mark.slow), "4"])
 def test_mpi_where_one_does_something_else(what: str, told: str, cores: str) -> None:
     ended = run_mpi(what, cores=cores)
     assert ended.code != 0
