@@ -8,6 +8,8 @@ from xdist.scheduler import LoadScopeScheduling
 WITH_CASES = {
     "tests/kernels/test_conformance.py",
     "tests/kernels/test_device.py",
+    "tests/kernels/test_out.py",
+    "tests/kernels/test_scratch.py",
     "tests/onnx_io/test_backend_cases.py",
     "tests/ops/test_infer.py",
     "tests/runtime/test_conformance.py",

@@ -124,7 +124,7 @@ def test_random_programs_in_threads() -> None:
             assert executor.log.differences(fused.plan.collectives) == []
 
     check()
-    assert merged >= budget(500) // 50  # One in seven of them.
+    assert merged >= max(1, budget(500) // 50)  # One in seven of them.
 
 
 @pytest.mark.slow
