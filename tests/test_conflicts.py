@@ -118,7 +118,9 @@ def torn(draw: Draw) -> tuple[str, irpar.Mesh, Specs]:
 def test_what_is_gathered_and_cut_again_is_told_with_a_way_out() -> None:
     found = 0
 
-    @settings(max_examples=budget(150), deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME)
+    @settings(
+        max_examples=budget(150, 15), deadline=None, derandomize=True, database=None, suppress_health_check=ANY_TIME
+    )
     @given(torn())
     def draws(case: tuple[str, irpar.Mesh, Specs]) -> None:
         nonlocal found

@@ -82,6 +82,9 @@ def test_where_the_launcher_is_killed_the_ranks_end(launched):
     run_id = run.wait_for("ready 0", "ready 1", "ready 2").split()[-1]
     segment = shared_folder() / f"irpar-{run_id}-segment"
     segment.write_bytes(b"x")
+    deadline = time.monotonic() + patient(3)
+    while len(run.ranks()) < 6 and time.monotonic() < deadline:  # A child that begins has no command line yet.
+        time.sleep(0.02)
     assert len(run.ranks()) == 6
     run.process.kill()
     run.check_nothing_left(3)
