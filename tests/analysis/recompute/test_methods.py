@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from irpar.analysis.recompute import METHODS, RecomputeError, TrainingGraph, TrainingNode, simulate, solve
 from irpar.analysis.recompute.chain import chain_of
 from irpar.analysis.recompute.saved_sets import cheapest_set, on_demand
-from tests.budget import budget
+from tests import budget as shares
 from tests.patience import patient
 
 from .graphs import chain, random_graphs
@@ -134,7 +134,7 @@ def test_the_saved_set_recomputes_what_is_cheap() -> None:
     assert on_demand(graph, saved) == [0, 1, 2, 3, 2, 4]
 
 
-@settings(deadline=None, max_examples=budget(160))
+@settings(deadline=None, max_examples=shares.budget(160))
 @given(random_graphs(most=9), st.integers(1, 8), st.sets(st.integers(1, 8)), st.floats(0, 1))
 def test_results_of_a_node_run_as_one(graph: TrainingGraph, first: int, joined: set[int], share: float) -> None:
     nodes = [
