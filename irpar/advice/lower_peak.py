@@ -17,13 +17,13 @@ from irpar.analysis.recompute.simulation import Outcome, simulate
 from irpar.analysis.recompute.undone import without_repetitions
 from irpar.globs import matching_names
 from irpar.ir import Module, clone_module
+from irpar.output.tables import pattern
 from irpar.pass_manager import Pass, PassManager
 from irpar.pass_manager.default_pipeline import LOCAL, composed
 from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.passes.memory_order import MemoryOrder
 from irpar.passes.recompute import Recompute
 
-_NUMBER = re.compile(r"(?<![\d()])\d+")
 _GLOB = re.compile(r"[*?\[\]]")
 _MOST_SCOPES = 8
 """Of the scopes that hold activations at the peak those are tried that hold most."""
@@ -90,7 +90,7 @@ class Programs:
         """What ranks may hold, as the last pass says that computes again for a budget; None where none does."""
         for one in reversed(self.passes):
             if isinstance(one, Recompute) and not one.match:
-                return int(peak_bytes(self.plain) * one.budget) if one.budget else round(one.budget_gb * 1e9)
+                return one.budget_of(peak_bytes(self.plain))
         return None
 
 
@@ -109,7 +109,7 @@ def changes(programs: Programs) -> list[Change]:
             continue
         # What a budget leads to is searched by all methods, which may hold as much as it allows.
         is_most = isinstance(pass_, Recompute) and not pass_.match
-        held = int(pass_.budget * peak_bytes(start)) if isinstance(pass_, Recompute) and is_most else peak_bytes(trial)
+        held = pass_.budget_of(peak_bytes(start)) if isinstance(pass_, Recompute) and is_most else peak_bytes(trial)
         found.append(Change(what, option, held, programs.seconds(trial) - seconds, is_most))
     return found
 
@@ -175,7 +175,7 @@ def _globs(module: Module) -> list[str]:
         step = step_of_peak(graph)
         for one in at_step(holdings(graph), step):
             if one.use == "activations" and one.scope in forward and not _GLOB.search(one.scope):
-                for scope in _outer(_NUMBER.sub("*", one.scope)):
+                for scope in _outer(pattern(one.scope)):
                     held[scope] = held.get(scope, 0) + one.nbytes
     ordered = sorted(held, key=lambda scope: (-held[scope], scope))[:_MOST_SCOPES]
     outer = {around for scope in held for around in _outer(scope) if around != scope}

@@ -12,6 +12,8 @@ from irpar.sharding import IrparError
 from irpar.tables.display import output, print_json, shortened, table
 from irpar.units import bytes_text, count_text, sharding_text
 
+from .model_target import refuse_existing
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -48,8 +50,7 @@ class MemoryReportOptions:
             return
         if self.picture.suffix.lower() != SUFFIX:
             raise IrparError("the picture is SVG", where=str(self.picture), do="give a file that ends in .svg")
-        if self.picture.exists() and not self.force:
-            raise IrparError("the file exists", where=str(self.picture), do="give another file, or --force")
+        refuse_existing(self.picture, self.force)
 
 
 def explain_memory(plan: "Plan", folder: Path, asked: MemoryReportOptions) -> None:

@@ -1,4 +1,4 @@
-"""The .onnx file that a command is to write."""
+"""The file that a command is to write: above all an .onnx file."""
 
 from pathlib import Path
 
@@ -16,6 +16,16 @@ def require_folder(out: Path, option: str) -> None:
             "an .onnx file leaves the order, and so what is held, to who runs it",
             do=f"give a folder, or leave out {option}",
         )
+
+
+def refuse_existing(path: Path, force: bool) -> None:
+    """Refuse to replace a file.
+
+    Raises:
+        IrparError: it is there, and nobody said that it may be replaced.
+    """
+    if path.exists() and not force:
+        raise IrparError("the file exists", where=str(path), do="give another file, or --force")
 
 
 def check_model_target(out: Path, model: Path, what: str, force: bool) -> None:
@@ -38,5 +48,4 @@ def check_model_target(out: Path, model: Path, what: str, force: bool) -> None:
         raise IrparError(f"{what} would replace the model", where=str(out), do="give another file")
     for target in (out, data_file(out)):
         check_file(target, what)
-        if target.exists() and not force:
-            raise IrparError("the file exists", where=str(target), do="give another file, or --force")
+        refuse_existing(target, force)

@@ -10,6 +10,7 @@ from irpar.sharding import IrparError
 from irpar.tables.display import output, print_json
 from irpar.units import bytes_text, count_text
 
+from .model_target import refuse_existing
 from .options import Json
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ def plan_memory_command(
         raise IrparError(f"--seconds is {seconds}", do="give a number above 0")
     if alignment is not None and not 0 < alignment <= 2**20:
         raise IrparError(f"--alignment is {alignment}", do="give a number of bytes from 1 to 1048576")
-    if target is not None and target.exists() and not force:
-        raise IrparError("the file exists", where=str(target), do="give another file, or --force")
+    if target is not None:
+        refuse_existing(target, force)
     held, default = _read(source, rank)
     found = _plan(held, alignment or default, (seconds or SECONDS) if exact else None)
     if target is not None:

@@ -81,7 +81,7 @@ class Recompute(Pass):
             schedules = self._matched(module, programs)
             facts: tuple[str, ...] = ()
         else:
-            budget = self._budget(before)
+            budget = self.budget_of(before)
             schedules, facts = self._solved(module, programs, budget)
             module.memory_limit = min(budget, module.memory_limit or budget)
         count = _write(module, programs, schedules)
@@ -114,7 +114,8 @@ class Recompute(Pass):
         if not 0 < self.seconds < float("inf"):
             raise IrparError("recompute needs time to search", where=where, do="give seconds above 0")
 
-    def _budget(self, before: int) -> int:
+    def budget_of(self, before: int) -> int:
+        """The bytes that ranks may hold, of so many that they hold without recompute."""
         return int(before * self.budget) if self.budget else round(self.budget_gb * GIGABYTE)
 
     def _programs(self, module: Module, costs: Costs) -> list[Program]:

@@ -1,6 +1,6 @@
 """ONNX's own backend cases as calls of kernels."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,19 @@ class Case:
             results = call.kernel(np, operands, call.attributes, len(call.outputs))
             values.update(zip(call.outputs, results, strict=True))
         return {name: values[name] for name in self.outputs}
+
+
+def results_of_calls() -> Iterator[tuple[Call, list[Any], Sequence[Any]]]:
+    """Each call of a kernel in all cases but the excluded ones: it, its operands, and what it gives of them."""
+    for case in cases():
+        values = dict(case.inputs)
+        if case.name in EXCLUDED:
+            continue
+        for call in case.calls:
+            operands = [values[name] if name else None for name in call.inputs]
+            results = call.kernel(np, operands, call.attributes, len(call.outputs))
+            yield call, operands, results
+            values.update(zip(call.outputs, results, strict=True))
 
 
 def cases() -> Iterator[Case]:
