@@ -114,12 +114,21 @@ class WiredGroup(SpmdGroup):
             raise self.gave_up(meeting, missing())
 
     def gave_up(self, meeting: Meeting, missing: list[int]) -> PeerError:
-        """The error of a rank that waited in vain at a collective; all others are told of it."""
+        """The error of a rank that waited in vain at a collective; all others are told of it.
+
+        Raises:
+            PeerError: a rank failed meanwhile, which explains why one that is missing gives no answer.
+        """
         return self._gave_up(meeting.call, missing)
 
     def _gave_up(self, call: Call, missing: list[int]) -> PeerError:
         self.control.where = call.describe(self.mesh)
-        error = self.late(call, dict.fromkeys(missing, "") | self.control.ask(missing, ASK_SECONDS))
+        here = self.control.ask(missing, ASK_SECONDS)
+        if len(here) < len(missing):
+            # Ranks that wait for each other give up at one time: the one that was asked may have told all, and ended.
+            with self._translated():
+                self.control.check()
+        error = self.late(call, dict.fromkeys(missing, "") | here)
         self.control.tell_failed(missing[0], self.reason_of_late(call, error))
         return error
 

@@ -93,6 +93,24 @@ def test_what_was_sent_before_the_end_arrives() -> None:
     assert run_threads(2, run)[1] == {}
 
 
+def test_a_rank_that_fails_instead_of_telling_where_it_is_has_failed() -> None:
+    """Rank 0 has given up waiting when it learns of it."""
+    mesh = Mesh({"x": 2})
+    make = hosts(mesh, 0.2)
+
+    def run(rank: int) -> None:
+        with make(rank) as group:
+            if rank == 0:
+                group.exchange({0: call(mesh, 0, "x", 5, np.zeros(3, np.float32))})
+            control = group.control
+            control._takes[Frame.ASK] = lambda *_: group.abort("the disk is gone")
+            assert control.wait(lambda: [] if control.is_broken else [0], patient(10))
+
+    raised = run_threads(2, run)[1]
+    assert set(raised) == {0}
+    assert str(raised[0]) == "rank 1 (x=1) failed: the disk is gone"
+
+
 @pytest.mark.parametrize(
     ("other", "what"),
     [
