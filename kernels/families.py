@@ -1,5 +1,7 @@
 """Which family of kernels, a file of this folder, has which operators: what is asked for is loaded, and no more."""
 
+from .table import operators_of
+
 _FAMILIES = {
     "activation": (
         "Celu:12 Elu:6 Gelu:20 HardSigmoid:6 HardSwish:14 LeakyRelu:6 Mish:18 PRelu:7 Relu:6 Selu:6 Shrink:9 "
@@ -64,16 +66,5 @@ _FAMILIES = {
 }
 """Family to its operators (`domain::operator` those of other domains), each with the first version that it computes."""
 
-
-def _operators() -> dict[tuple[str, str], tuple[str, int]]:
-    found = {}
-    for family, text in _FAMILIES.items():
-        for word in text.split():
-            name, _, since = word.rpartition(":")
-            domain, _, op_type = name.rpartition("::")
-            found[domain, op_type] = family, int(since)
-    return found
-
-
-OPERATORS = _operators()
+OPERATORS = operators_of(_FAMILIES)
 """(domain, operator) to its family, and to the first version that there is a kernel of."""

@@ -26,16 +26,15 @@ The families of kernels, a file each, are loaded when one of their operators is 
 
 import inspect
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Annotated, Any, TypeAlias, get_args
 
 import numpy as np
 
 from .families import OPERATORS
 from .scratch import SCRATCH
+from .table import Table
 
 Array: TypeAlias = Any  # a numpy.ndarray or a cupy.ndarray
 HostArray: TypeAlias = Annotated[Any, "host"]  # an operand whose numbers the function reads: always a numpy.ndarray
@@ -273,9 +272,7 @@ class Kernel:
         return inputs
 
 
-_TABLE: dict[tuple[str, str], list[Kernel]] = {}
-"""Those of the families that are loaded, and what others have registered."""
-_LOADED: set[str] = set()
+_TABLE: Table[Kernel] = Table(__package__, OPERATORS)
 
 
 def register(
@@ -287,13 +284,8 @@ def register(
     scratch: ScratchBytes | None = None,
 ) -> None:
     """Enter `function` as the kernel of `op_type` from operator-set version `since` on."""
-    if not function.__module__.startswith(f"{__package__}."):
-        _load(domain, op_type)  # So that two for one version are reported here.
-    versions = _TABLE.setdefault((domain, op_type), [])
-    if any(entry.since == since for entry in versions):
-        raise ValueError(f"two kernels for {op_type} since version {since}")
-    versions.append(Kernel(domain, op_type, since, function, Signature.of(function), kept_bytes, scratch))
-    versions.sort(key=lambda entry: entry.since)
+    entry = Kernel(domain, op_type, since, function, Signature.of(function), kept_bytes, scratch)
+    _TABLE.enter(entry, function.__module__)
 
 
 def kernel(
@@ -312,20 +304,9 @@ def kernel(
     return enter
 
 
-def _load(domain: str, op_type: str) -> None:
-    """Load the family that has kernels of an operator, if one has."""
-    family, _ = OPERATORS.get((domain, op_type), ("", 0))
-    if family and family not in _LOADED:
-        import_module(f".{family}", __package__)
-        _LOADED.add(family)
-
-
 def has_kernel(domain: str, op_type: str, version: int) -> bool:
     """True where `lookup` finds a kernel; loads none."""
-    key = ("" if domain == "ai.onnx" else domain, op_type)
-    if key in OPERATORS and OPERATORS[key][1] <= version:
-        return True
-    return any(entry.since <= version for entry in _TABLE.get(key, ()))
+    return _TABLE.has(domain, op_type, version)
 
 
 def lookup(domain: str, op_type: str, version: int) -> Kernel | None:
@@ -336,18 +317,12 @@ def lookup(domain: str, op_type: str, version: int) -> Kernel | None:
         op_type: the operator's name.
         version: the version of that domain's operator set that the model imports.
     """
-    domain = "" if domain == "ai.onnx" else domain
-    _load(domain, op_type)
-    versions = _TABLE.get((domain, op_type), [])
-    index = bisect_right(versions, version, key=lambda entry: entry.since)
-    return versions[index - 1] if index else None
+    return _TABLE.find(domain, op_type, version)
 
 
 def supported() -> list[tuple[str, str]]:
     """All (domain, op type) pairs that have a kernel, sorted."""
-    for operator in OPERATORS:
-        _load(*operator)
-    return sorted(_TABLE)
+    return _TABLE.all()
 
 
 def _names(names: Sequence[str] | set[str] | frozenset[str]) -> str:

@@ -64,7 +64,7 @@ def test_running_is_refused_without_advising_another_engine(engine: api.Engine) 
 
 def test_a_registered_kernel_makes_it_known(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.supported()  # What is loaded later enters the table that it meets.
-    monkeypatch.setattr(registry, "_TABLE", dict(registry._TABLE))
+    monkeypatch.setattr(registry._TABLE, "entries", dict(registry._TABLE.entries))
     registry.register("Florp", 1, lambda xp, x: x + 1, "my")
     made = api.partition(florp(), "tp=2")
     x = np.ones((4, 8), np.float32)

@@ -62,7 +62,7 @@ def test_two_kernels_for_one_version_are_refused():
 
 def test_registered_kernel_is_found(monkeypatch):
     kernels.supported()  # What is loaded later enters the table that it meets.
-    monkeypatch.setattr(registry, "_TABLE", {})
+    monkeypatch.setattr(registry._TABLE, "entries", {})
 
     @kernels.kernel("Twice", since=3, domain="test")
     def twice(xp, x, *, times: int = 2):
@@ -79,7 +79,7 @@ def test_each_family_has_what_is_said_of_it():
     for module in pkgutil.iter_modules(kernels.__path__):
         import_module(f"{kernels.__name__}.{module.name}")
     found = {}
-    for (domain, op_type), (first, *_) in registry._TABLE.items():
+    for (domain, op_type), (first, *_) in registry._TABLE.entries.items():
         package, _, family = first.function.__module__.rpartition(".")
         if package == kernels.__name__:
             found[domain, op_type] = family, first.since

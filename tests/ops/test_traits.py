@@ -44,7 +44,7 @@ def twice() -> Iterator[None]:
     try:
         yield
     finally:
-        del DEFINITIONS[key], registry._TABLE[key]
+        del DEFINITIONS[key], registry._TABLE.entries[key]
 
 
 @pytest.mark.usefixtures("twice")

@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from irpar.ir import DType, Node, Value, tensor_type
-from irpar.kernels import Kernel, KernelError, lookup
+from irpar.kernels import Kept, Kernel, KernelError, cuda, lookup
+from irpar.kernels.registry import Signature
 from irpar.ops.op_def import traits
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.sharding import option
@@ -125,6 +126,9 @@ class DeviceArrays(Arrays):
         others: what computes a node that no kernel computes, on host arrays.
         retried: errors of a kernel that mean that the device, and perhaps not the host, cannot compute it.
         host_elements: see `HOST_ELEMENTS`.
+
+    Attributes:
+        gpu: gives the current device to launch CUDA kernels on; None where the module compiles none.
     """
 
     def __init__(
@@ -145,6 +149,7 @@ class DeviceArrays(Arrays):
         self.retried: tuple[type[Exception], ...] = (KernelError, NotOnDeviceError, *retried)
         self._others = others
         self._host_elements = host_elements
+        self.gpu: Callable[[], cuda.Gpu] | None = cuda.Gpus(module) if hasattr(module, "RawModule") else None
 
     # -- moving ---------------------------------------------------------------------------------------------------
 
@@ -285,7 +290,10 @@ def out_of_memory(what: str, error: MemoryError, where: str) -> NodeError:
 
 
 class PlacedKernel:
-    """A node that a kernel computes, on the device or on the host."""
+    """A node that a kernel computes, on the device or on the host.
+
+    On the device a CUDA kernel of the operator is asked first, if there is one.
+    """
 
     def __init__(
         self, arrays: DeviceArrays, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool
@@ -301,6 +309,10 @@ class PlacedKernel:
         if lacking:
             arrays.notes.add(node, lacking)
         self._is_on_host = on_host or bool(lacking)
+        self._cuda = None
+        if arrays.gpu is not None and not self._is_on_host:
+            self._cuda = cuda.lookup(node.domain, node.op_type, node.version)
+        self._kept = Kept(place for place, value in enumerate(node.operands) if value is not None and value.is_constant)
 
     def _lacks(self) -> str:
         """Why the device cannot compute the node, as far as its types tell; empty where it can."""
@@ -330,23 +342,36 @@ class PlacedKernel:
         return [Held(result) for result in self._kernel(np, operands, self._attributes, len(self._dtypes))]
 
     def _compute_on_device(self, inputs: list[Any], out: Any) -> list[Any]:
-        arrays, signature = self._arrays, self._kernel.signature
-        operands: list[Any] = []
-        for place, value in enumerate(inputs):
-            if value is None:
-                operands.append(None)
-            elif place in signature.host:
-                operands.append(arrays.host(value))
-            elif place in signature.shape_only:
-                operands.append(_of_any_module(value))
-            else:
-                operands.append(arrays.device(value))
-        results = self._kernel(arrays.module, operands, self._attributes, len(self._dtypes), out)
+        results = self._by_cuda(inputs, out)
+        if results is None:
+            operands = self._on_device(inputs, self._kernel.signature)
+            results = self._kernel(self._arrays.module, operands, self._attributes, len(self._dtypes), out)
         # Where the device's module lacks a dtype's function it gives a wider one: what the node says, holds.
         return [
             result if dtype is None or result.dtype == dtype else result.astype(dtype)
             for result, dtype in zip(results, self._dtypes, strict=True)
         ]
+
+    def _by_cuda(self, inputs: list[Any], out: Any) -> tuple[Any, ...] | None:
+        """The results of the operator's CUDA kernel, if there is one and it takes what is given."""
+        if self._cuda is None or self._arrays.gpu is None:
+            return None
+        operands = self._on_device(inputs, self._cuda.signature)
+        return self._cuda(self._arrays.gpu(), operands, self._attributes, len(self._dtypes), out, self._kept)
+
+    def _on_device(self, inputs: list[Any], signature: Signature) -> list[Any]:
+        """Operands where a function with a signature reads them."""
+        operands: list[Any] = []
+        for place, value in enumerate(inputs):
+            if value is None:
+                operands.append(None)
+            elif place in signature.host:
+                operands.append(self._arrays.host(value))
+            elif place in signature.shape_only:
+                operands.append(_of_any_module(value))
+            else:
+                operands.append(self._arrays.device(value))
+        return operands
 
     def _fall_back(self, inputs: list[Any], error: Exception) -> list[Any]:
         """On the host, from here on, where it can; its own error where it cannot either."""

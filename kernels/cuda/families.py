@@ -1,0 +1,9 @@
+"""Which family of CUDA kernels, a file of this folder, has which operators: as `irpar.kernels.families`."""
+
+from ..table import operators_of
+
+_FAMILIES: dict[str, str] = {}
+"""Family to its operators (`domain::operator` those of other domains), each with the first version that it computes."""
+
+OPERATORS = operators_of(_FAMILIES)
+"""(domain, operator) to its family, and to the first version that there is a kernel of."""

@@ -1,0 +1,101 @@
+"""A device, as functions that launch CUDA kernels know it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..registry import Array, ArrayModule
+from .programs import Program
+
+STATIC_SHARED_BYTES = 48 * 1024
+"""What a block may use of shared memory unasked."""
+
+
+class Gpu:
+    """The device that was the current one when this was made.
+
+    Args:
+        module: CuPy.
+
+    Attributes:
+        module: CuPy.
+        arch: the compute capability, as 90 for 9.0.
+        multiprocessors: how many it has.
+        shared_bytes: the most shared memory of one block.
+    """
+
+    def __init__(self, module: ArrayModule) -> None:
+        device = module.cuda.Device()
+        self.module = module
+        self.arch = int(device.compute_capability)
+        self.multiprocessors = int(device.attributes["MultiProcessorCount"])
+        self.shared_bytes = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
+        self._modules: dict[Program, Any] = {}
+        self._functions: dict[tuple[Program, str], Any] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
+        """An array of any content."""
+        return self.module.empty(shape, dtype)
+
+    def function(self, program: Program, name: str) -> Any:
+        """A function of a program, compiled when it is first asked for; CuPy keeps on disk what it compiled."""
+        found = self._functions.get((program, name))
+        if found is None:
+            if program not in self._modules:
+                self._modules[program] = self.module.RawModule(code=program.source, options=program.options(self.arch))
+            found = self._functions[program, name] = self._modules[program].get_function(name)
+        return found
+
+    def launch(
+        self,
+        program: Program,
+        function: str,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        arguments: Sequence[Any],
+        shared: int = 0,
+    ) -> None:
+        """Launch a function on the current stream; nothing for a grid without blocks.
+
+        Args:
+            program: what has the function.
+            function: its name.
+            grid: blocks, in up to three dims.
+            block: threads of a block, in up to three dims.
+            arguments: arrays, for pointers to their first elements, and numpy's numbers of the parameters' C types.
+            shared: bytes of dynamic shared memory of a block.
+        """
+        blocks, threads = _three(grid), _three(block)
+        if 0 in blocks:
+            return
+        for argument in arguments:
+            if isinstance(argument, bool | int | float):
+                raise TypeError(f"{function}: an argument {argument!r} has no C type; give a number of numpy's")
+        found = self.function(program, function)
+        if shared > STATIC_SHARED_BYTES and found.max_dynamic_shared_size_bytes < shared:
+            found.max_dynamic_shared_size_bytes = shared
+        found(blocks, threads, tuple(arguments), shared_mem=shared)
+
+
+def _three(dims: int | Sequence[int]) -> tuple[int, ...]:
+    given = (dims,) if isinstance(dims, int) else tuple(dims)
+    return (*given, *(1 for _ in range(3 - len(given))))
+
+
+class Gpus:
+    """The devices of a process: calling it gives the current one.
+
+    Args:
+        module: CuPy.
+    """
+
+    def __init__(self, module: ArrayModule) -> None:
+        self._module = module
+        self._known: dict[int, Gpu] = {}
+
+    def __call__(self) -> Gpu:
+        number = int(self._module.cuda.Device().id)
+        if number not in self._known:
+            self._known[number] = Gpu(self._module)
+        return self._known[number]

@@ -1,0 +1,82 @@
+"""Launches, on a stand-in for CuPy that notes them."""
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from irpar.kernels.cuda import Gpu, Gpus, Program
+
+PROGRAM = Program('extern "C" __global__ void f(float *x) {}', (("N", "3"),))
+
+
+class Function:
+    def __init__(self, module: "Module", name: str) -> None:
+        self.module, self.name, self.max_dynamic_shared_size_bytes, self.calls = module, name, 0, []
+
+    def __call__(self, grid: Any, block: Any, arguments: Any, shared_mem: int) -> None:
+        self.calls.append((grid, block, arguments, shared_mem))
+
+
+class Module:
+    made: ClassVar[list["Module"]] = []
+
+    def __init__(self, code: str, options: tuple[str, ...]) -> None:
+        self.code, self.options, self.functions = code, options, {}
+        Module.made.append(self)
+
+    def get_function(self, name: str) -> Function:
+        return self.functions.setdefault(name, Function(self, name))
+
+
+class Device:
+    current = 0
+
+    def __init__(self) -> None:
+        self.id = Device.current
+        self.compute_capability = "90"
+        self.attributes = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(Module, "made", [])
+    monkeypatch.setattr(Device, "current", 0)
+    return SimpleNamespace(RawModule=Module, cuda=SimpleNamespace(Device=Device), empty=np.empty)
+
+
+def test_a_program_is_compiled_once_for_a_device(cupy: Any) -> None:
+    gpu = Gpu(cupy)
+    assert (gpu.arch, gpu.multiprocessors, gpu.shared_bytes) == (90, 132, 232448)
+    assert gpu.empty((2, 3), np.dtype(np.float16)).shape == (2, 3)
+    x = np.zeros(3, np.float32)
+    for _ in range(2):
+        gpu.launch(PROGRAM, "f", 4, (32, 2), (x, np.int32(1)), 60_000)
+    gpu.launch(PROGRAM, "g", (1, 2, 3), 64, ())
+    (made,) = Module.made
+    assert made.options == ("-std=c++17", "-DN=3")
+    f = made.functions["f"]
+    assert f.calls == [((4, 1, 1), (32, 2, 1), (x, np.int32(1)), 60_000)] * 2
+    assert f.max_dynamic_shared_size_bytes == 60_000
+    assert made.functions["g"].calls == [((1, 2, 3), (64, 1, 1), (), 0)]
+
+
+def test_no_blocks_are_no_launch(cupy: Any) -> None:
+    Gpu(cupy).launch(PROGRAM, "f", (0, 1), 32, ())
+    assert Module.made == []
+
+
+@pytest.mark.parametrize("number", [1, 1.5, True])
+def test_numbers_without_a_c_type_are_refused(cupy: Any, number: Any) -> None:
+    with pytest.raises(TypeError, match="has no C type"):
+        Gpu(cupy).launch(PROGRAM, "f", 1, 32, (number,))
+
+
+def test_there_is_one_for_each_device(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = Gpus(cupy)
+    first = gpus()
+    monkeypatch.setattr(Device, "current", 1)
+    assert gpus() is not first
+    monkeypatch.setattr(Device, "current", 0)
+    assert gpus() is first

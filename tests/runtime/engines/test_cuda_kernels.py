@@ -1,0 +1,92 @@
+"""The engine cupy asks the CUDA kernel of an operator first."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from irpar.kernels import Kept, cuda
+from irpar.kernels.cuda import registry
+from irpar.kernels.registry import Array, HostArray
+from irpar.runtime.engines import device_arrays
+from irpar.runtime.executor import Executor
+from irpar.sharding import Mesh
+from tests.runtime.devices import strict_device
+from tests.runtime.programs import module
+from tests.strict_device import STRICT, StrictArray
+
+GPU: Any = object()
+TEXT = """
+    graph @sums(%x: f32[4, 100]) -> (%y) opset 18 {
+      %axes = constant : i64[1] [1]
+      %s = ReduceSum(%x, %axes) {keepdims=0} : f32[4]
+      %y = Relu(%s) : f32[4]
+    }
+"""
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A stand-in that compiles, and no CUDA kernels but those of a test."""
+    cuda.supported()
+    monkeypatch.setattr(registry._TABLE, "entries", {})
+    monkeypatch.setattr(STRICT, "RawModule", object, raising=False)
+    monkeypatch.setattr(device_arrays.cuda, "Gpus", lambda module: lambda: GPU)
+    with strict_device(host_elements=3):
+        yield
+
+
+def run() -> np.ndarray:
+    """The program's result for ones."""
+    with Executor(module(TEXT), Mesh({"x": 1}), engine="cupy") as executor:
+        return executor.run({"x": np.ones((4, 100), np.float32)})["y"]
+
+
+def test_a_cuda_kernel_goes_before_the_other() -> None:
+    seen: list[Any] = []
+
+    @registry.cuda_kernel("ReduceSum", since=13)
+    def reduce_sum(
+        gpu: Any,
+        x: Array,
+        axes: HostArray | None = None,
+        *,
+        keepdims: int = 1,
+        out: Any = None,
+        kept: Kept | None = None,
+    ) -> Array:
+        seen.append((gpu, type(x), type(axes), keepdims, kept is not None))
+        return STRICT.full((4,), 7, np.float32)
+
+    np.testing.assert_array_equal(run(), np.full(4, 7))
+    assert seen == [(GPU, StrictArray, np.ndarray, 0, True)]
+
+
+def test_the_other_computes_what_is_nothing_for_it() -> None:
+    seen: list[str] = []
+
+    @registry.cuda_kernel("ReduceSum", since=13)
+    def reduce_sum(gpu: Any, x: Array, axes: HostArray | None = None, *, keepdims: int = 1) -> None:
+        seen.append("asked")
+
+    np.testing.assert_array_equal(run(), np.full(4, 100))
+    assert seen == ["asked"]
+
+
+def test_a_kernel_that_gives_another_dtype_is_put_right() -> None:
+    @registry.cuda_kernel("Relu", since=14)
+    def relu(gpu: Any, x: Array) -> Array:
+        return x.astype(np.float64)
+
+    assert run().dtype == np.float32
+
+
+def test_without_a_compiler_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(STRICT, "RawModule")
+
+    @registry.cuda_kernel("Relu", since=14)
+    def relu(gpu: Any, x: Array) -> Array:
+        raise AssertionError
+
+    np.testing.assert_array_equal(run(), np.full(4, 100))
