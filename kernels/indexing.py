@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .faults import FAULTS
 from .operands import check_same_dtype, contiguous_result, narrow, normalize_axis, one_of, to_int, widen, written
 from .registry import Array, ArrayModule, HostArray, Shaped, kernel
 from .scatter import copied, scattered
@@ -12,9 +13,10 @@ from .scratch import SCRATCH, piece_bytes
 
 
 def _checked(indices: Array, length: int, axis: int) -> Array:
-    """Indices counted from the front; IndexError outside [-length, length - 1]."""
-    if indices.size and bool(((indices < -length) | (indices >= length)).any()):
-        raise IndexError(f"an index is outside [{-length}, {length - 1}] on axis {axis}")
+    """Indices counted from the front; refused outside [-length, length - 1]."""
+    if indices.size:
+        is_outside = (indices < -length) | (indices >= length)
+        FAULTS.refuse(is_outside, f"an index is outside [{-length}, {length - 1}] on axis {axis}")
     return indices + (indices < 0) * indices.dtype.type(length)
 
 
@@ -125,8 +127,8 @@ def tensor_scatter(
     places = first[:, None] + xp.arange(length)
     if mode == "circular":
         places = places % capacity
-    elif length and int(places.max()) >= capacity:
-        raise ValueError(f"writing {length} places from {first.tolist()} on exceeds the cache's {capacity}")
+    elif length:
+        FAULTS.refuse(places >= capacity, f"writing {length} places exceeds the cache's {capacity}")
     result = copied(xp, past, out)
     xp.moveaxis(result, axis, 1)[xp.arange(batch)[:, None], places] = xp.moveaxis(update, axis, 1)
     return result

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .faults import FAULTS
 from .normalization import log_softmax_of, softmax_scratch
 from .operands import fitting, narrow, one_of, widen, written
 from .registry import Array, ArrayModule, kernel
@@ -17,8 +18,8 @@ def _negative_log_likelihood(
     classes = log_probability.shape[1]
     counted = xp.ones(target.shape, dtype=bool) if ignored is None else target != ignored
     label = xp.where(counted, target, xp.zeros_like(target))
-    if label.size and not (int(label.min()) >= 0 and int(label.max()) < classes):
-        raise IndexError(f"a target is outside [0, {classes - 1}]")
+    if label.size:
+        FAULTS.refuse((label < 0) | (label >= classes), f"a target is outside [0, {classes - 1}]")
     picked = xp.take_along_axis(log_probability, xp.expand_dims(label, 1).astype(np.int64), axis=1)
     share = counted.astype(log_probability.dtype)
     if weight is not None:

@@ -5,6 +5,7 @@ functions that CuPy lacks are missing. What CuPy gives in another dtype than num
 """
 
 import ctypes
+import math
 import operator
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -44,7 +45,10 @@ class StrictArray:
     __array_priority__ = 1000
     __array_ufunc__ = None  # numpy's operators leave it to ours.
 
-    def __init__(self, array: np.ndarray) -> None:
+    def __init__(self, array: Any, dtype: Any = None, memptr: Any = None) -> None:
+        """An array; or, as CuPy's, of a shape, a dtype, and memory."""
+        if memptr is not None:
+            array = np.frombuffer(memptr.owner, dtype, math.prod(array)).reshape(array)
         check_dtype(array.dtype)
         self._array = array
 
@@ -137,6 +141,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", 
     setattr(StrictArray, f"__r{_plain}__", _operator(_function, turned=True))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(StrictArray, f"__{_name}__", _operator(getattr(operator, _name), turned=False))
+StrictArray.__ior__ = lambda self, other: (self.__setitem__(..., self | other), self)[1]
 StrictArray.__neg__ = lambda self: wrapped(-self._array)
 StrictArray.__invert__ = lambda self: wrapped(~self._array)
 StrictArray.__abs__ = lambda self: wrapped(abs(self._array))
@@ -272,6 +277,8 @@ def module() -> ModuleType:
         Device=_Device,
         get_current_stream=_Stream,
         alloc_pinned_memory=Pinned,
+        UnownedMemory=lambda ptr, size, owner, device_id: owner,
+        MemoryPointer=lambda memory, offset: SimpleNamespace(owner=memory),
         runtime=SimpleNamespace(memcpyAsync=_memcpy, getDeviceCount=lambda: 1),
         compiler=SimpleNamespace(CompileException=CompileError),
     )

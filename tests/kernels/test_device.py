@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from irpar.kernels import Kernel, lookup
+from irpar.kernels import Kernel, KernelError, lookup
+from irpar.kernels.faults import FAULTS
 from tests.strict_device import DTYPES, STRICT, StrictArray
 
 from .conformance import EXCLUDED, Call, Case, cases, onnx_cases
@@ -89,6 +90,35 @@ def test_kernels_wait_for_the_device_only_where_they_must() -> None:
             if StrictArray.reads > before:
                 waiting.add(case.calls[0].kernel.op_type)
     assert waiting == WAITING.keys()
+
+
+def test_no_kernel_waits_where_problems_are_noted() -> None:
+    words: dict[str, StrictArray] = {}
+    noted = 0
+    for case in cases():
+        if case.name not in EXCLUDED and is_possible(case) and case.calls[0].kernel.op_type in WAITING:
+            before, word = StrictArray.reads, StrictArray(np.zeros(1, bool))
+            words.clear()
+            with FAULTS.noted(lambda problem, word=word: words.setdefault(problem, word)):
+                run(case)
+            assert StrictArray.reads == before, case.name
+            assert not word._array[0], words
+            noted += len(words)
+    assert noted
+
+
+def test_a_problem_is_noted_on_the_device() -> None:
+    words = {"an index is outside [-3, 2] on axis 0": StrictArray(np.zeros(1, bool))}
+    kernel = lookup("", "GatherElements", 13)
+    assert kernel is not None
+    operands = [StrictArray(np.zeros((3, 4))), StrictArray(np.array([[5, 1]]))]
+    before = StrictArray.reads
+    with FAULTS.noted(words.__getitem__), pytest.raises(KernelError):  # NumPy's own, which CuPy does not raise.
+        kernel(STRICT, operands, {}, 1)
+    assert StrictArray.reads == before
+    assert all(word._array[0] for word in words.values())
+    with pytest.raises(KernelError, match="an index is outside"):
+        kernel(STRICT, operands, {}, 1)
 
 
 def test_the_stand_in_is_strict() -> None:

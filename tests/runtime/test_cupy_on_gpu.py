@@ -102,6 +102,22 @@ def test_an_arena_without_room_is_told_with_the_rank(monkeypatch: pytest.MonkeyP
     assert raised.value.where == "rank 0"
 
 
+@pytest.mark.parametrize("operator", ["Gather", "GatherElements"])
+def test_an_index_outside_is_told_with_the_node(operator: str) -> None:
+    text = f"""
+        graph @pick(%x: f32[100], %i: i64[70]) -> (%y) opset 21 {{
+          %y = {operator}(%x, %i) : f32[70] from "/pick"
+        }}
+    """
+    x, right, wrong = np.arange(100, dtype=np.float32), np.arange(-35, 35), np.full(70, 100)
+    with Executor(module(text), Mesh({"x": 1}), engine="cupy") as executor:
+        for _ in range(2):
+            np.testing.assert_array_equal(executor.run({"x": x, "i": right})["y"], x[right])
+            with pytest.raises(RunError, match=r"an index is outside \[-100, 99\] on axis 0") as raised:
+                executor.run({"x": x, "i": wrong})
+            assert raised.value.where == "node /pick"
+
+
 def test_float8_is_computed_on_the_host_with_a_note() -> None:
     text = """
         graph @small(%x: f32[100]) -> (%y) opset 21 {

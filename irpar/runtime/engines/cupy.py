@@ -142,6 +142,7 @@ class CupyEngine:
             on_ort(settings),
             retried=(cupy.cuda.compiler.CompileException,),
             host_elements=HOST_ELEMENTS,
+            word=self.lanes.word,
         )
         self._uploaded: WeakKeyDictionary[Constants, dict[tuple[int, Value], Any]] = WeakKeyDictionary()
 

@@ -3,6 +3,7 @@
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from irpar.ir import DType, Node, Value, tensor_type
 from irpar.kernels import Kept, Kernel, KernelError, cuda, lookup
+from irpar.kernels.faults import FAULTS
 from irpar.kernels.registry import Signature
 from irpar.ops.op_def import traits
 from irpar.runtime.errors import EngineError, NodeError
@@ -126,6 +128,7 @@ class DeviceArrays(Arrays):
         others: what computes a node that no kernel computes, on host arrays.
         retried: errors of a kernel that mean that the device, and perhaps not the host, cannot compute it.
         host_elements: see `HOST_ELEMENTS`.
+        word: where a node notes a problem with numbers on the device (see `FAULTS`); None: it waits for them.
 
     Attributes:
         gpu: gives the current device to launch CUDA kernels on; None where the module compiles none.
@@ -141,6 +144,7 @@ class DeviceArrays(Arrays):
         *,
         retried: tuple[type[Exception], ...],
         host_elements: int,
+        word: Callable[[Node, str], Any] | None = None,
     ) -> None:
         self.name = name
         self.module = module
@@ -149,6 +153,7 @@ class DeviceArrays(Arrays):
         self.retried: tuple[type[Exception], ...] = (KernelError, NotOnDeviceError, *retried)
         self._others = others
         self._host_elements = host_elements
+        self.word = word
         self.gpu: Callable[[], cuda.Gpu] | None = cuda.Gpus(module) if hasattr(module, "RawModule") else None
 
     # -- moving ---------------------------------------------------------------------------------------------------
@@ -309,6 +314,7 @@ class PlacedKernel:
         if lacking:
             arrays.notes.add(node, lacking)
         self._is_on_host = on_host or bool(lacking)
+        self._word = None if arrays.word is None else partial(arrays.word, node)
         self._cuda = None
         if arrays.gpu is not None and not self._is_on_host:
             self._cuda = cuda.lookup(node.domain, node.op_type, node.version)
@@ -329,7 +335,8 @@ class PlacedKernel:
         if self._is_on_host:
             return self._compute_on_host(inputs)
         try:
-            return self._compute_on_device(inputs, environment.into.get(self._node))
+            with FAULTS.noted(self._word):
+                return self._compute_on_device(inputs, environment.into.get(self._node))
         except self._arrays.retried as error:
             return self._fall_back(inputs, error)
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from irpar.ir import Node
+
+from .faults import DeviceFaults
 from .staging import Staging
 
 
@@ -39,6 +42,7 @@ class Lanes:
         self._meets_others = meets_others
         self._lanes: dict[int, RankStream] = {}
         self._lock = threading.Lock()
+        self._faults = DeviceFaults(cupy)
         self._current = threading.local()
 
     @contextmanager
@@ -67,9 +71,18 @@ class Lanes:
         return self._current.lane.staging.upload(array)
 
     def download(self, arrays: Sequence[Any]) -> list["np.ndarray[Any, Any]"]:
-        """Numpy arrays of device arrays; waits for the stream that is worked on."""
+        """Numpy arrays of device arrays; waits for the stream that is worked on.
+
+        Raises:
+            NodeError: a node found something wrong of what it read.
+        """
         found: list[np.ndarray[Any, Any]] = self._current.lane.staging.download(arrays)
+        self._faults.check()
         return found
+
+    def word(self, node: Node, problem: str) -> Any:
+        """Where a node notes a problem on the device that is worked on; see `DeviceFaults`."""
+        return self._faults.word(self._current.lane.device, node, problem)
 
     def adopt(self, array: Any) -> Any:
         """A device array on the device that is worked on: itself, or a copy of what lies on another."""

@@ -8,8 +8,10 @@ import pytest
 
 from irpar.kernels import Kept, cuda
 from irpar.kernels.cuda import registry
+from irpar.kernels.faults import FAULTS
 from irpar.kernels.registry import Array, HostArray
 from irpar.runtime.engines import device_arrays
+from irpar.runtime.errors import RunError
 from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh
 from tests.runtime.devices import strict_device
@@ -21,7 +23,7 @@ TEXT = """
     graph @sums(%x: f32[4, 100]) -> (%y) opset 18 {
       %axes = constant : i64[1] [1]
       %s = ReduceSum(%x, %axes) {keepdims=0} : f32[4]
-      %y = Relu(%s) : f32[4]
+      %y = Relu(%s) : f32[4] from "/relu"
     }
 """
 
@@ -90,3 +92,21 @@ def test_without_a_compiler_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
         raise AssertionError
 
     np.testing.assert_array_equal(run(), np.full(4, 100))
+
+
+def test_what_a_kernel_notes_is_told_at_the_end_and_forgotten() -> None:
+    wrong = True
+
+    @registry.cuda_kernel("Relu", since=14)
+    def relu(gpu: Any, x: Array) -> Array:
+        word = FAULTS.word("there is a 100")
+        assert word is not None
+        word |= StrictArray(np.asarray(wrong))
+        return x
+
+    with Executor(module(TEXT), Mesh({"x": 1}), engine="cupy") as executor:
+        with pytest.raises(RunError, match="Relu failed: there is a 100") as raised:
+            executor.run({"x": np.ones((4, 100), np.float32)})
+        assert raised.value.where == "node /relu"
+        wrong = False
+        executor.run({"x": np.ones((4, 100), np.float32)})
