@@ -18,6 +18,8 @@ from .wire.header import CORRECT_PART, Header, check_headers, expected_bytes, mi
 
 Finish = Callable[[], Array]
 """Waits for a collective that has begun, and gives its result."""
+ENDED = "its process ended without a word (killed, or out of memory?)"
+"""Why a rank failed that others see gone."""
 Quick = Callable[[Call], Array | None]
 """Executes a collective that all members have come to before, with the like operands: what is the same each time was
 found then. None: something else is under way, and nothing has been done."""

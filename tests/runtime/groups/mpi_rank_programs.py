@@ -11,10 +11,9 @@ import numpy as np
 from irpar.cli import main
 from irpar.runtime.driver import abort
 from irpar.runtime.groups import Call, Collective, make_group
-from irpar.runtime.groups.mpi import group as group_module
-from irpar.runtime.groups.mpi.gather import shared_cores
 from irpar.runtime.groups.mpi.group import MpiGroup
 from irpar.runtime.groups.mpi.job import Job
+from irpar.runtime.groups.mpi.neighbours import Neighbours
 from irpar.runtime.groups.mpi.parcels import Parcels
 from irpar.runtime.launch.environment import World
 from irpar.sharding import Axis, Mesh
@@ -38,7 +37,7 @@ def chunked(chunk: str, scenario: str, *words: str) -> None:
 
 def crowded(cores: str, scenario: str, *words: str) -> None:
     """A scenario of any group, as where ranks share so many cores."""
-    vars(group_module)["shared_cores"] = lambda job, seconds: int(cores)
+    Neighbours.cores = lambda neighbours: int(cores)
     rank_programs.SCENARIOS[scenario]("mpi", *words)
 
 
@@ -47,7 +46,7 @@ def shared() -> None:
     every = sorted(os.sched_getaffinity(0))
     job = Job.enter(Mesh({"x": 3}), 20)
     os.sched_setaffinity(0, [every[job.mpi.COMM_WORLD.rank % len(every)]])
-    assert shared_cores(job, 20) == min(3, len(every))
+    assert Neighbours.meet(job, 20).cores() == min(3, len(every))
     print("the cores are known", flush=True)
 
 

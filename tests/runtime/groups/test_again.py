@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.patience import patient
-
 from .launched_ranks import Ended, run_ranks, seconds_after_fault
 from .mpi_libraries import PROGRAMS as MPI_PROGRAMS
 from .mpi_libraries import find
@@ -42,11 +40,11 @@ def test_processes_of_which_one_does_something_else(what: str, told: str) -> Non
         assert told in ended[rank].err, ended[rank].err
 
 
-def run_mpi(*words: str, cores: str = "4") -> Ended:
+def run_mpi(*words: str, cores: str = "4", launch: tuple[str, ...] = ()) -> Ended:
     found = find("MPICH")
     if isinstance(found, str):
         pytest.skip(found)
-    return found.run(4, MPI_PROGRAMS, "crowded", cores, "again", ROUNDS, *words)
+    return found.run(4, MPI_PROGRAMS, "crowded", cores, "again", ROUNDS, *words, launch=launch)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +73,23 @@ def test_mpi_where_one_does_something_else(what: str, told: str, cores: str) -> 
     assert told in ended.err
 
 
-@pytest.mark.parametrize(("at", "cores"), [("0", "4"), (IN_PIECES, "4"), (IN_PIECES, "2")])
+@pytest.mark.parametrize(
+    ("at", "cores"), [("0", "4"), *(pytest.param(IN_PIECES, cores, marks=pytest.mark.slow) for cores in "24")]
+)
 def test_mpi_where_one_ends(at: str, cores: str) -> None:
-    ended = run_mpi(f"end:{at}", cores=cores)
+    check_ended(run_mpi(f"end:{at}", cores=cores))
+
+
+@pytest.mark.parametrize("at", [pytest.param("0", marks=pytest.mark.slow), IN_PIECES])
+def test_mpi_where_one_ends_and_the_launcher_does_not_mind(at: str) -> None:
+    """The others see it themselves, whatever they wait for."""
+    ended = run_mpi(f"end:{at}", launch=("-disable-auto-cleanup",))
+    check_ended(ended)
+    assert "rank 1 (a=0, b=1) failed: its process ended without a word" in ended.err
+
+
+def check_ended(ended: Ended) -> None:
+    """All ranks have, in time: long before the 60 s that a collective may take."""
     assert ended.code != 0
     assert "are right" not in ended.out
-    assert seconds_after_fault(ended) < patient(15)
+    assert seconds_after_fault(ended) < 30, ended.err

@@ -1,10 +1,7 @@
 """How the processes of an MPI job tell each other what they need to connect without MPI."""
 
-import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,24 +47,3 @@ def all_gather_of(job: Job, seconds: float) -> Iterator[Callable[[bytes], list[b
     except BaseException:
         job.has_failed = True  # What is under way of MPI may never end.
         raise
-
-
-def shared_cores(job: Job, seconds: float) -> int | None:
-    """The cores that the ranks of a job share; None where they are on several hosts, or the system does not tell.
-
-    Raises:
-        RunError: see `all_gather_of`.
-    """
-    with all_gather_of(job, seconds) as gather:
-        told = [json.loads(each) for each in gather(json.dumps(_host_and_cores()).encode())]
-    hosts = {host for host, _ in told}
-    return len({core for _, cores in told for core in cores}) if len(hosts) == 1 and "" not in hosts else None
-
-
-def _host_and_cores() -> tuple[str, list[int]]:
-    """What tells this host from all others, and the cores of it that this rank may use."""
-    try:
-        host = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return host, sorted(os.sched_getaffinity(0))
-    except (OSError, AttributeError):
-        return "", []

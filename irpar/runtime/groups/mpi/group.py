@@ -10,7 +10,7 @@ import struct
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,16 +24,16 @@ from irpar.runtime.driver import DRIVER
 from irpar.runtime.errors import PeerError, RunError
 from irpar.runtime.groups.base import Array, Call, rank_text
 from irpar.runtime.groups.progress import Progress
-from irpar.runtime.groups.pulse import Silence
-from irpar.runtime.groups.spmd import QUICK, Finish, Meeting, Quick, SpmdGroup
+from irpar.runtime.groups.pulse import LOOK_SECONDS, Silence
+from irpar.runtime.groups.spmd import ENDED, QUICK, Finish, Meeting, Quick, SpmdGroup
 from irpar.runtime.groups.wire.header import ELSEWHERE, Header, mismatch
 from irpar.runtime.groups.words import await_word
 from irpar.runtime.launch.environment import World
 from irpar.sharding import Axis, Mesh
 
-from .gather import shared_cores
 from .job import Job, wait
 from .lines import Lines, give_way
+from .neighbours import Neighbours
 from .parcels import Parcels
 from .prompt import Prompt, Prompts
 from .reduction import Reduction, Reductions
@@ -91,7 +91,7 @@ class MpiGroup(SpmdGroup):
     long as one is under way (MPI libraries move nothing large by themselves).
     """
 
-    def __init__(self, mesh: Mesh, job: Job, number: int, seconds: float, cores: int | None) -> None:
+    def __init__(self, mesh: Mesh, job: Job, number: int, seconds: float, neighbours: Neighbours) -> None:
         comm = job.communicators[number]
         super().__init__(mesh, comm.rank, seconds)
         self._job = job
@@ -99,7 +99,10 @@ class MpiGroup(SpmdGroup):
         self._parcels = Parcels(job.mpi, comm)
         self._lines = Lines(self._parcels)
         self._prompts = Prompts(self._parcels, self._lines)
-        self._reductions = Reductions(self._parcels, self._lines, cores)
+        self._neighbours = neighbours
+        self._ended: Set[int] = frozenset()
+        # Two reduce by themselves what both bring.
+        self._reductions = Reductions(self._parcels, self._lines, neighbours.cores() if mesh.size > 2 else None)
         self._largest_tag = int(comm.Get_attr(job.mpi.TAG_UB))
         self._begun: defaultdict[int, deque[_Begun]] = defaultdict(deque)
         self._tags: dict[tuple[Axis, ...], int] = {}
@@ -123,9 +126,9 @@ class MpiGroup(SpmdGroup):
         """See `SpmdGroup.join`."""
         job = Job.enter(mesh, seconds)
         number = job.communicator(seconds)
-        if mesh.size > 2 and job.cores == 0:  # Two reduce by themselves what both bring.
-            job.cores = shared_cores(job, seconds)
-        return cls(mesh, job, number, seconds, job.cores or None)
+        if job.neighbours is None:
+            job.neighbours = Neighbours.meet(job, seconds)
+        return cls(mesh, job, number, seconds, job.neighbours)
 
     def begin(self, meeting: Meeting) -> Finish:
         """See `SpmdGroup.begin`."""
@@ -343,8 +346,14 @@ class MpiGroup(SpmdGroup):
             self._doing = _COMPUTING, b""
 
     def _wait(self, work: Work | Prompt, seconds: float | None) -> bool:
-        """Let all go on until one thing is done, or nothing has moved for so long; whether it is done."""
-        end = None if seconds is None else time.monotonic() + seconds
+        """Let all go on until one thing is done, or nothing has moved for so long; whether it is done.
+
+        Raises:
+            RunError: a rank failed, or its process has ended.
+        """
+        began = time.monotonic()
+        end = None if seconds is None else began + seconds
+        look = began + LOOK_SECONDS
         idle, pause, patience = 0, 1e-5, self._patience
         moved = self._parcels.moved
         while True:
@@ -359,14 +368,30 @@ class MpiGroup(SpmdGroup):
                 idle, pause = 0, 1e-5
                 end = None if seconds is None else time.monotonic() + seconds
                 continue
-            if end is not None and time.monotonic() > end:
+            now = time.monotonic()
+            if end is not None and now > end:
                 return False
+            if now > look:
+                look = now + LOOK_SECONDS
+                self._check_ended()
             idle += 1
             if idle < (patience.moving if self._parcels.is_moving else patience.idle):
                 give_way()
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, _MOVING_PAUSE if self._parcels.is_moving else _LONGEST_PAUSE)
+
+    def _check_ended(self) -> None:
+        """Fail where another rank's process had ended at the last look: what it sent before that has come since.
+
+        Raises:
+            PeerError: one has.
+        """
+        before, self._ended = self._ended, self._neighbours.ended()
+        if died := before - self._closed:
+            error = self.failed(min(died), ENDED)
+            self._tell_failed(min(died), ENDED)
+            raise error
 
     def _wait_for(self, is_so: Callable[[], bool], seconds: float) -> bool:
         """Let all go on until something is so; whether it was in time."""

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager, suppress
 from signal import SIG_DFL, SIG_IGN, SIGINT, SIGTERM, getsignal
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from irpar.sharding import Mesh
 
 from . import watcher as mpi_watcher
 from .watcher import remove_names, shared_names
+
+if TYPE_CHECKING:
+    from .neighbours import Neighbours
 
 FAREWELL = 3.0
 """Seconds that a rank which failed gives the others to end, before it ends them."""
@@ -69,7 +72,7 @@ class Job:
         open_groups: those that have been joined and not closed.
         communicators: of all processes, that groups use or have used; every rank made the same.
         closed: the groups that were closed, and whose communicator no other uses since; by its number.
-        cores: that all ranks share; 0 until they have told each other, None where they are on several hosts.
+        neighbours: what the ranks have told each other of their processes; None until they have.
     """
 
     _only: "Job | None" = None
@@ -81,7 +84,7 @@ class Job:
         self.open_groups: list[Open] = []
         self.communicators: list[Any] = []
         self.closed: dict[int, Closed] = {}
-        self.cores: int | None = 0
+        self.neighbours: Neighbours | None = None
         self._bell = bell
         self._signs = 0
         self._interval = 0.0

@@ -18,7 +18,7 @@ from irpar.sharding import IrparError
 from ...errors import MismatchError, PeerError
 from ..base import Call, rank_text
 from ..pulse import ASLEEP_SECONDS
-from ..spmd import SpmdGroup, see_late
+from ..spmd import ENDED, SpmdGroup, see_late
 from .joining import Joined
 from .segment import FAULT_BYTES
 from .system import own_process, process_state, processor_time
@@ -211,7 +211,7 @@ class Watch:
         self.check_faults()
         died = [rank for rank in self._gone if self._boards[rank][0][_STATE] != State.CLOSED]
         if died:
-            raise self._group.failed(min(died), "its process ended without a word (killed, or out of memory?)")
+            raise self._group.failed(min(died), ENDED)
         # All that a rank sent before it ended has been read, once it was gone before the last poll.
         left = sorted(before & set(wait.missing()))
         if left:
