@@ -1,7 +1,7 @@
 """irpar on a GPU, checked in one command in under 8 minutes.
 
     python benchmarks/gpu/check.py                    all parts; the report goes to benchmarks/results
-    python benchmarks/gpu/check.py --only kernels     one part (kernels, families, ranks, tests, timings)
+    python benchmarks/gpu/check.py --only kernels     one part (kernels, families, memory, ranks, ...)
 
 It writes gpu_check.json and gpu_check.md; see benchmarks/gpu/README.md for what is checked. irpar must be importable,
 installed or from a folder of links as `make view` makes it. Exit code 1 where a check failed, 2 where there is nothing
@@ -54,6 +54,7 @@ class Part:
 PARTS = {
     "kernels": Part("kernel_errors", shards=4, seconds=270),
     "families": Part("family_checks", shards=3, seconds=270),
+    "memory": Part("memory", shards=2, seconds=240),
     "ranks": Part("rank_checks", shards=1, seconds=300),
     "tests": Part("marked_tests", shards=1, seconds=300),
     "timings": Part("timings", shards=1, seconds=120, is_alone=True),

@@ -18,6 +18,7 @@ from benchmarks.gpu import (
     kernel_errors,
     machine,
     marked_tests,
+    memory,
     rank_checks,
     rank_worker,
     report,
@@ -172,6 +173,55 @@ def test_a_wrong_family_and_another_log(context: Context, monkeypatch: pytest.Mo
     assert len(found.failures) == 2
     assert found.failures[0].startswith("mlp over tp=2: differs from ONNX Runtime: y: largest difference")
     assert found.failures[1].startswith("mlp over tp=2: the log is not the plan: collective id=0: the plan has")
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_of_a_step(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SIZES", {"mlp": {"batch": 512}})
+    found = memory.run(context)
+    assert found.is_good, found.failures
+    assert found.checks == 2
+    row = found.figures["programs"]["mlp, training step"]
+    assert row["weights"] < row["peak"] <= row["plan"]
+    assert row["allocated"] > row["plan"] / 2
+    assert any(line.startswith("| mlp, training step |") for line in memory.lines(found.figures))
+
+
+def test_memory_beyond_the_plan_is_found(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SIZES", {"mlp": {}})
+    monkeypatch.setattr(memory, "MOST_BEYOND", -(1 << 30))
+    found = memory.run(context)
+    assert len(found.failures) == 2
+    assert found.failures[0].startswith("mlp, inference: ")
+    assert found.failures[0].endswith(" are planned")
+
+
+def test_pools_are_watched(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for CuPy's hooks, which tell of each block that a pool gives out or takes back."""
+    hooks: list[Any] = []
+
+    class Hook:
+        def __enter__(self) -> Any:
+            hooks.append(self)
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            hooks.remove(self)
+
+    pool = SimpleNamespace(free_all_blocks=lambda: None, total_bytes=lambda: 4096)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(MemoryHook=Hook), get_default_memory_pool=lambda: pool)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+
+    def program(partition: Any, executor: Any) -> None:
+        for told in ("malloc", 1024), ("malloc", 512), ("free", 1024), ("malloc", 512):
+            getattr(hooks[0], f"{told[0]}_postprocess")(device_id=0, mem_size=told[1], mem_ptr=1, pmem_id=1)
+
+    mlp = next(one for one in memory.programs() if one.name == "mlp, inference")
+    with mlp.make() as partition:
+        assert memory._on_device(replace(mlp, run=program), partition, context) == (1536, 4096)
+    assert hooks == []
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------

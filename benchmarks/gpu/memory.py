@@ -1,0 +1,191 @@
+"""What a run and a training step of one rank allocate at most, against what plan.json says of the rank."""
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import irpar
+from irpar import models
+from irpar.onnx_io import to_module
+from irpar.verification.inputs import random_inputs
+
+from .findings import Context, Findings, markdown_table, problem_text
+
+MOST_BEYOND = 1 << 20
+"""Bytes that may be allocated beyond the plan."""
+RUNS = 3
+"""Of each program: the first ones may have more to prepare, later ones may keep something."""
+SIZES: dict[str, dict[str, Any]] = {
+    "mlp": {"batch": 512},
+    "gpt": {"hidden": 128, "seq": 128, "vocab": 1000},
+    "llama": {"hidden": 128, "seq": 128, "vocab": 1000},
+    "moe": {"hidden": 128, "seq": 128, "vocab": 1000},
+    "t5": {"hidden": 128},
+    "vit": {"image": 64, "hidden": 128, "batch": 8},
+    "resnet": {"image": 64, "width": 32, "batch": 8},
+    "unet": {"image": 64},
+    "dlrm": {"batch": 4096},
+    "recurrent": {"batch": 64},
+}
+"""Builders of irpar.models, in sizes of which a fault would be larger than what is allowed."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is run.
+
+    Attributes:
+        name: that it is reported by.
+        make: partitions it for one rank.
+        run: runs it on an executor, several times.
+    """
+
+    name: str
+    make: Callable[[], irpar.Partition]
+    run: Callable[[irpar.Partition, Any], None]
+
+
+def programs() -> Iterator[Program]:
+    """Inference and a training step of each builder."""
+    for family, size in SIZES.items():
+        yield Program(f"{family}, inference", lambda family=family, size=size: _inference(family, size), _infer)
+    for family, size in SIZES.items():
+        yield Program(f"{family}, training step", lambda family=family, size=size: _step(family, size), _train)
+
+
+def run(context: Context) -> Findings:
+    """Run this process's share of the programs."""
+    found = Findings(figures={"programs": {}})
+    for number, program in enumerate(programs()):
+        if not context.mine(number):
+            continue
+        if context.is_late:
+            found.failures.append(f"out of time before {program.name}")
+            break
+        try:
+            row = found.figures["programs"][program.name] = _measured(program, context)
+            beyond = row["allocated"] - row["plan"] - MOST_BEYOND
+            problem = f"{row['allocated']:,} bytes, {row['plan']:,} are planned" if beyond > 0 else None
+        except Exception as error:
+            problem = problem_text(error)
+        found.check(f"{program.name}: {problem}" if problem else None)
+    return found
+
+
+def lines(figures: Mapping[str, Any]) -> list[str]:
+    """The figures for the report."""
+    rows = [
+        (
+            name,
+            *(f"{row[key]:,}" for key in ("weights", "peak", "plan", "allocated")),
+            f"{row['allocated'] - row['plan']:+,}",
+            f"{row['reserved']:,}" if row["reserved"] else "",
+        )
+        for name, row in figures.get("programs", {}).items()
+    ]
+    header = ("program", "weights", "peak of the plan", "weights and arena of the plan", "allocated at most")
+    return [
+        f"Bytes that a rank on one device allocates at most in {RUNS} runs, weights, state and inputs among them, "
+        "blocks of the pool as they are rounded up. Allowed: weights and arena as plan.json has them, and "
+        f"{MOST_BEYOND:,} more. `reserved`: what CuPy's pool holds of the device afterwards, free blocks among it.",
+        "",
+        *markdown_table((*header, "beyond", "reserved"), rows),
+    ]
+
+
+# -- what is run ------------------------------------------------------------------------------------------------------
+
+
+def _inference(family: str, size: Mapping[str, Any]) -> irpar.Partition:
+    return irpar.partition(to_module(models.build(family, **size)), "d=1")
+
+
+def _step(family: str, size: Mapping[str, Any]) -> irpar.Partition:
+    return irpar.partition(irpar.train_step(models.build(family, **size), loss="mse", optimizer="adamw"), "d=1")
+
+
+def _infer(partition: irpar.Partition, executor: Any) -> None:
+    inputs = _drawn(partition, executor)
+    for _ in range(RUNS):
+        executor.run(inputs)
+
+
+def _train(partition: irpar.Partition, executor: Any) -> None:
+    from irpar.runtime.session import Session
+
+    batch = _drawn(partition, executor)
+    with Session(executor) as session:
+        for _ in range(RUNS):
+            session.run(batch)
+
+
+def _drawn(partition: irpar.Partition, executor: Any) -> dict[str, Any]:
+    """Random inputs, but for the state, which begins as the program says."""
+    assert partition.module is not None
+    states = {state.spec.name for state in executor.states}
+    return random_inputs([spec for spec in executor.inputs if spec.name not in states], partition.module.graph)
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+def _measured(program: Program, context: Context) -> dict[str, int]:
+    with program.make() as partition:
+        (rank,), (part,) = partition.plan.ranks, partition.plan.parts
+        measure = _on_device if context.engine == "cupy" else _on_host
+        allocated, reserved = measure(program, partition, context)
+        weights = part["weight_bytes"]
+        return {
+            "weights": weights,
+            "peak": rank["peak_bytes"],
+            "plan": weights + rank["arena_bytes"],
+            "allocated": allocated,
+            "reserved": reserved,
+        }
+
+
+def _on_device(program: Program, partition: irpar.Partition, context: Context) -> tuple[int, int]:
+    """What CuPy's pools have given out at most, uploaded weights among it; and what the default pool then holds."""
+    import cupy
+
+    class Watch(cupy.cuda.MemoryHook):  # type: ignore[misc]
+        """Counts what pools give out to this thread, in which the only rank computes."""
+
+        name = "irpar-memory-check"
+        held = most = 0
+
+        def malloc_postprocess(self, **told: int) -> None:
+            self.held += told["mem_size"]
+            self.most = max(self.most, self.held)
+
+        def free_postprocess(self, **told: int) -> None:
+            self.held -= told["mem_size"]
+
+    gc.collect()
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    # By NCCL what stays with a rank from step to step stays on its device.
+    with Watch() as watch, partition.executor(context.engine, context.group) as executor:
+        program.run(partition, executor)
+        return watch.most, pool.total_bytes()
+
+
+def _on_host(program: Program, partition: irpar.Partition, context: Context) -> tuple[int, int]:
+    """The same without a device, for development: what NumPy allocates, and Python, for runs."""
+    (part,) = partition.plan.parts
+    with partition.executor(context.engine) as executor, _traced():
+        program.run(partition, executor)
+        return tracemalloc.get_traced_memory()[1] + part["weight_bytes"], 0
+
+
+@contextmanager
+def _traced() -> Iterator[None]:
+    gc.collect()
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
