@@ -2,7 +2,9 @@
 
 from ..table import operators_of
 
-_FAMILIES: dict[str, str] = {}
+_FAMILIES: dict[str, str] = {
+    "attention": "Attention:23",
+}
 """Family to its operators (`domain::operator` those of other domains), each with the first version that it computes."""
 
 OPERATORS = operators_of(_FAMILIES)

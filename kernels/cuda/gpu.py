@@ -38,6 +38,10 @@ class Gpu:
         """An array of any content."""
         return self.module.empty(shape, dtype)
 
+    def address(self, x: Array) -> int:
+        """Of an array's first element."""
+        return int(x.data.ptr)
+
     def function(self, program: Program, name: str) -> Any:
         """A function of a program, compiled when it is first asked for; CuPy keeps on disk what it compiled."""
         found = self._functions.get((program, name))

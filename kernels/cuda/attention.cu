@@ -1,0 +1,236 @@
+// Attention of 16-bit elements by tensor cores, without a matrix of scores in memory.
+//
+// After FlashAttention-2 (Dao, 2023): a block computes ROWS queries of one head; keys and values pass through shared
+// memory in tiles, copied while the tile before is computed; the softmax is updated tile by tile, in float32.
+// A warp computes TILES times 16 queries, so that what it loads of keys and values serves them all.
+//
+// Fragments of mma.m16n8k16 by lane, with g = lane / 4 and t = lane % 4: sums hold rows g and g + 8, columns 2t and
+// 2t + 1; so do both 8 x 8 halves of what is multiplied, which is why scores turn into weights without a move.
+
+#include "attention.cuh"
+
+#ifndef WARPS
+#define WARPS 4
+#endif
+#ifndef TILES
+#define TILES 2
+#endif
+#ifndef KEYS
+#define KEYS 64
+#endif
+
+constexpr int THREADS = WARPS * 32;
+constexpr int ROWS = WARPS * TILES * 16;
+constexpr int SIZE = (HEAD + 15) / 16 * 16;  // padded with zeros
+constexpr int VALUE_SIZE = (VALUE_HEAD + 15) / 16 * 16;
+// Elements from row to row: an odd number of 16-byte chunks, so that the 8 rows of a matrix lie in different banks.
+constexpr int STRIDE = SIZE + 8;
+constexpr int VALUE_STRIDE = VALUE_SIZE + 8;
+constexpr int WIDE_STRIDE = STRIDE > VALUE_STRIDE ? STRIDE : VALUE_STRIDE;
+constexpr int STAGE = KEYS * (STRIDE + VALUE_STRIDE);
+// In registers, where they leave room for the rest.
+constexpr bool KEEPS_QUERIES = TILES * (SIZE / 4 + VALUE_SIZE / 2 + KEYS / 2) <= 160;
+
+// Start to copy rows of a tile; zeros behind `limit` and behind the head's size.
+template <int COUNT, int GIVEN, int PADDED, int TO_STRIDE>
+__device__ __forceinline__ void copy_rows(Element* to, const Element* from, long long stride, int first, int limit) {
+  constexpr int CHUNKS = PADDED / 8;
+#pragma unroll
+  for (int chunk = threadIdx.x; chunk < COUNT * CHUNKS; chunk += THREADS) {
+    int row = chunk / CHUNKS, column = chunk % CHUNKS * 8;
+    bool is_given = first + row < limit && column < GIVEN;
+    copy_async(to + row * TO_STRIDE + column, is_given ? from + (first + row) * stride + column : from, is_given);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention(const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
+              const void* __restrict__ mask, const long long* __restrict__ valid, Element* __restrict__ y, int group,
+              int queries, int keys, int offset, int left, int right, float scale, float cap, long long q_batch,
+              long long q_head, long long q_row, long long k_batch, long long k_head, long long k_row,
+              long long v_batch, long long v_head, long long v_row, long long mask_batch, long long mask_head,
+              long long mask_row, long long mask_key, long long y_batch, long long y_head, long long y_row) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  Element* query_tile = reinterpret_cast<Element*>(shared);
+  Element* stages = query_tile + ROWS * WIDE_STRIDE;
+
+  const int batch = blockIdx.z, head = blockIdx.y;
+  const int first = (gridDim.x - 1 - blockIdx.x) * ROWS;  // those that see most keys begin first
+  const int last = (first + ROWS < queries ? first + ROWS : queries) - 1;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int own = warp * TILES * 16;  // the warp's first row of the tile
+  const Sight sight(keys, queries, offset, left, right, valid, batch);
+  const int begin = sight.begin(first) / KEYS * KEYS, end = sight.end(last);
+
+  q += batch * q_batch + head * q_head;
+  k += batch * k_batch + head / group * k_head;
+  v += batch * v_batch + head / group * v_head;
+  const long long mask_start = batch * mask_batch + head * mask_head;
+
+  copy_rows<ROWS, HEAD, SIZE, WIDE_STRIDE>(query_tile, q, q_row, first, queries);
+  if (begin < end) {
+    copy_rows<KEYS, HEAD, SIZE, STRIDE>(stages, k, k_row, begin, sight.limit);
+    copy_rows<KEYS, VALUE_HEAD, VALUE_SIZE, VALUE_STRIDE>(stages + KEYS * STRIDE, v, v_row, begin, sight.limit);
+  }
+
+#if SHAPED
+  const float factor = LOG2_E;
+#else
+  const float factor = scale * LOG2_E;
+#endif
+  float sums[TILES][VALUE_SIZE / 8][4] = {};
+  float peaks[TILES][2], norms[TILES][2];
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile)
+    for (int half = 0; half < 2; ++half) peaks[tile][half] = NOTHING, norms[tile][half] = 0.0f;
+  unsigned kept[KEEPS_QUERIES ? TILES : 1][KEEPS_QUERIES ? SIZE / 16 : 1][4];
+
+  // Rows and columns that a lane addresses of a 16 x 16 piece: of queries and transposed values, and of keys.
+  const int piece_row = lane % 16, piece_column = lane / 16 * 8;
+  const int key_row = lane / 16 * 8 + lane % 8, key_column = lane / 8 % 2 * 8;
+  const Element* query_piece = query_tile + (own + piece_row) * WIDE_STRIDE + piece_column;
+
+  for (int start = begin; start < end; start += KEYS) {
+    const int stage = (start - begin) / KEYS % 2;
+    const Element* key_tile = stages + stage * STAGE;
+    const Element* value_tile = key_tile + KEYS * STRIDE;
+    wait_for_copies();
+    __syncthreads();  // the tile is there, and nobody reads the one before any more
+    if (start + KEYS < end) {
+      Element* next = stages + (1 - stage) * STAGE;
+      copy_rows<KEYS, HEAD, SIZE, STRIDE>(next, k, k_row, start + KEYS, sight.limit);
+      copy_rows<KEYS, VALUE_HEAD, VALUE_SIZE, VALUE_STRIDE>(next + KEYS * STRIDE, v, v_row, start + KEYS, sight.limit);
+    }
+    if (KEEPS_QUERIES && start == begin) {
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+        for (int step = 0; step < SIZE / 16; ++step)
+          load_matrices(kept[KEEPS_QUERIES ? tile : 0][KEEPS_QUERIES ? step : 0],
+                        query_piece + tile * 16 * WIDE_STRIDE + step * 16);
+    }
+
+    float scores[TILES][KEYS / 8][4] = {};
+#pragma unroll
+    for (int step = 0; step < SIZE / 16; ++step) {
+      unsigned loaded[TILES][4];
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile) {
+        if (KEEPS_QUERIES) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) loaded[tile][i] = kept[KEEPS_QUERIES ? tile : 0][KEEPS_QUERIES ? step : 0][i];
+        } else {
+          load_matrices(loaded[tile], query_piece + tile * 16 * WIDE_STRIDE + step * 16);
+        }
+      }
+#pragma unroll
+      for (int piece = 0; piece < KEYS / 16; ++piece) {
+        unsigned b[4];
+        load_matrices(b, key_tile + (piece * 16 + key_row) * STRIDE + step * 16 + key_column);
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+          multiply_add(scores[tile][2 * piece], loaded[tile], b[0], b[1]);
+          multiply_add(scores[tile][2 * piece + 1], loaded[tile], b[2], b[3]);
+        }
+      }
+    }
+
+    const bool sees_all = sight.sees_all(first, last, start, start + KEYS - 1);
+    if (SHAPED || !sees_all) {
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            int query = first + own + tile * 16 + lane / 4 + i / 2 * 8;
+            int key = start + n * 8 + lane % 4 * 2 + i % 2;
+            float score = scores[tile][n][i];
+            if (query >= queries || !sight.sees(query, key)) {
+              score = NOTHING;
+            } else if (SHAPED) {
+              score = shaped(score, scale, cap, mask, mask_start + query * mask_row + key * mask_key);
+            }
+            scores[tile][n][i] = score;
+          }
+    }
+
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float peak = peaks[tile][half];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+          peak = fmaxf(peak, fmaxf(scores[tile][n][2 * half], scores[tile][n][2 * half + 1]));
+        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
+        float base = peak == NOTHING ? 0.0f : peak * factor;
+        float shrink = exp2_of(peaks[tile][half] * factor - base);
+        peaks[tile][half] = peak;
+        float norm = norms[tile][half] * shrink;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) {
+            scores[tile][n][i] = exp2_of(scores[tile][n][i] * factor - base);
+            norm += scores[tile][n][i];
+          }
+        norms[tile][half] = norm;
+#pragma unroll
+        for (int n = 0; n < VALUE_SIZE / 8; ++n)
+#pragma unroll
+          for (int i = 2 * half; i < 2 * half + 2; ++i) sums[tile][n][i] *= shrink;
+      }
+
+#pragma unroll
+    for (int step = 0; step < KEYS / 16; ++step) {
+      unsigned weights[TILES][4];
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* pair = scores[tile][2 * step + i / 2] + i % 2 * 2;
+          weights[tile][i] = pair_of(pair[0], pair[1]);
+        }
+#pragma unroll
+      for (int piece = 0; piece < VALUE_SIZE / 16; ++piece) {
+        unsigned b[4];
+        load_transposed(b, value_tile + (step * 16 + piece_row) * VALUE_STRIDE + piece * 16 + piece_column);
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) {
+          multiply_add(sums[tile][2 * piece], weights[tile], b[0], b[1]);
+          multiply_add(sums[tile][2 * piece + 1], weights[tile], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  // The results go through the warp's rows of the query tile, so that they leave in 16-byte chunks.
+  wait_for_copies();
+  __syncthreads();
+  Element* result = query_tile + own * WIDE_STRIDE;
+#pragma unroll
+  for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float norm = norms[tile][half];
+      norm += __shfl_xor_sync(0xffffffffu, norm, 1);
+      norm += __shfl_xor_sync(0xffffffffu, norm, 2);
+      float part = norm == 0.0f ? 0.0f : 1.0f / norm;  // a query that sees no key gets zeros
+      Element* row = result + (tile * 16 + half * 8 + lane / 4) * WIDE_STRIDE + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < VALUE_SIZE / 8; ++n)
+        *reinterpret_cast<unsigned*>(row + n * 8) =
+            pair_of(sums[tile][n][2 * half] * part, sums[tile][n][2 * half + 1] * part);
+    }
+  __syncwarp();
+  y += batch * y_batch + head * y_head;
+  constexpr int CHUNKS = VALUE_HEAD / 8;
+  for (int chunk = lane; chunk < TILES * 16 * CHUNKS; chunk += 32) {
+    int row = chunk / CHUNKS, column = chunk % CHUNKS * 8;
+    if (first + own + row < queries)
+      *reinterpret_cast<uint4*>(y + (first + own + row) * y_row + column) =
+          *reinterpret_cast<const uint4*>(result + row * WIDE_STRIDE + column);
+  }
+}

@@ -1,0 +1,198 @@
+// What the kernels of attention share: elements, masks, and which keys a query sees.
+//
+// Defined by who compiles:
+//   ELEMENT     of q, k, v and y: 0 float, 1 fp16, 2 bf16
+//   HEAD, VALUE_HEAD   sizes of a head of q and k, and of v; multiples of 8
+//   MASK        0 none, 1 flags, 2 float, 3 fp16, 4 bf16 that is added
+//   SHAPED      1: scores are scaled before the exponential: a mask is added, they are capped, or the scale is not positive
+
+#ifndef ELEMENT
+#define ELEMENT 1
+#endif
+#ifndef HEAD
+#define HEAD 64
+#endif
+#ifndef VALUE_HEAD
+#define VALUE_HEAD HEAD
+#endif
+#ifndef MASK
+#define MASK 0
+#endif
+#ifndef SHAPED
+#define SHAPED (MASK > 0)
+#endif
+
+#if ELEMENT == 0
+typedef float Element;
+#else
+typedef unsigned short Element;
+#endif
+
+#define NOTHING bits_value(0xff800000u)  // minus infinity, the score of a key that is not seen
+constexpr float LOG2_E = 1.4426950408889634f;
+
+#ifndef EMULATED  // tests give what follows on a processor
+
+__device__ __forceinline__ float fp16_value(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+// Two numbers rounded to fp16, the first in the low half.
+__device__ __forceinline__ unsigned fp16_pair(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ unsigned bf16_pair(float low, float high) {
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ float bits_value(unsigned bits) { return __uint_as_float(bits); }
+
+__device__ __forceinline__ float fast_exp2(float x) {
+  float value;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
+  return value;
+}
+
+// 16 bytes from global to shared memory, zeros where they are not given; nothing is read then.
+__device__ __forceinline__ void copy_async(void* to, const void* from, bool is_given) {
+  unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  int bytes = is_given ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(bytes) : "memory");
+}
+
+// Wait for all copies of this thread.
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void load_matrices(unsigned (&to)[4], const Element* row) {
+  unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(place)
+               : "memory");
+}
+
+// The same, each matrix transposed.
+__device__ __forceinline__ void load_transposed(unsigned (&to)[4], const Element* row) {
+  unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(place)
+               : "memory");
+}
+
+// sums += a b, with a 16 x 16 and b 16 x 8, of the kind ELEMENT.
+__device__ __forceinline__ void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if ELEMENT == 2
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+#else
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+#endif
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#endif
+
+__device__ __forceinline__ float bf16_value(unsigned short bits) {
+  return bits_value(static_cast<unsigned>(bits) << 16);
+}
+
+__device__ __forceinline__ unsigned pair_of(float low, float high) {
+#if ELEMENT == 2
+  return bf16_pair(low, high);
+#else
+  return fp16_pair(low, high);
+#endif
+}
+
+__device__ __forceinline__ float element_value(Element x) {
+#if ELEMENT == 0
+  return x;
+#elif ELEMENT == 1
+  return fp16_value(x);
+#else
+  return bf16_value(x);
+#endif
+}
+
+__device__ __forceinline__ Element element_of(float value) {
+#if ELEMENT == 0
+  return value;
+#else
+  return static_cast<Element>(pair_of(value, 0.0f) & 0xffffu);
+#endif
+}
+
+// The exponential to base 2, as exact as the elements ask for.
+__device__ __forceinline__ float exp2_of(float x) {
+#if ELEMENT == 0
+  return exp2f(x);
+#else
+  return fast_exp2(x);
+#endif
+}
+
+// A score, capped and with the mask at an element applied.
+__device__ __forceinline__ float shaped(float product, float scale, float cap, const void* mask, long long at) {
+  float score = product * scale;
+  if (cap != 0.0f) score = cap * tanhf(score / cap);
+#if MASK == 1
+  if (!static_cast<const unsigned char*>(mask)[at]) score = NOTHING;
+#elif MASK == 2
+  score += static_cast<const float*>(mask)[at];
+#elif MASK == 3
+  score += fp16_value(static_cast<const unsigned short*>(mask)[at]);
+#elif MASK == 4
+  score += bf16_value(static_cast<const unsigned short*>(mask)[at]);
+#endif
+  return score;
+}
+
+// Which keys queries see: those before `limit`, and of them by place, where `left` and `right` are not negative, those
+// from `left` before to `right` behind the query's own place, which is its number and `offset`.
+struct Sight {
+  int limit, offset, left, right;
+
+  // `valid` counts, for each member of the batch, the keys that are there, the last of which is the last query's place.
+  __device__ __forceinline__ Sight(int keys, int queries, int offset_, int left_, int right_, const long long* valid,
+                                   int batch)
+      : limit(keys), offset(offset_), left(left_), right(right_) {
+    if (valid != nullptr) {
+      long long count = valid[batch];
+      offset = static_cast<int>(count) - queries;
+      if (count < limit) limit = count < 0 ? 0 : static_cast<int>(count);
+    }
+  }
+
+  __device__ __forceinline__ bool sees(int query, int key) const {
+    int distance = key - query - offset;
+    return key < limit && (right < 0 || distance <= right) && (left < 0 || distance >= -left);
+  }
+
+  // Whether all of some queries see all of some keys.
+  __device__ __forceinline__ bool sees_all(int first, int last, int first_key, int last_key) const {
+    return sees(first, last_key) && sees(last, first_key);
+  }
+
+  // One behind the last key that a query up to `last` sees.
+  __device__ __forceinline__ int end(int last) const {
+    int behind = last + offset + right + 1;
+    return right < 0 || behind > limit ? limit : behind < 0 ? 0 : behind;
+  }
+
+  // The first key that a query from `first` on sees.
+  __device__ __forceinline__ int begin(int first) const {
+    int before = first + offset - left;
+    return left < 0 || before < 0 ? 0 : before;
+  }
+};

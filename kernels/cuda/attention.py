@@ -1,0 +1,398 @@
+"""Attention without a matrix of scores in memory: in tiles, and for few queries over ranges of keys.
+
+Scores and sums are float32's. What is asked for beside the result and the cache (the scores) is left to
+`irpar.kernels.attention`, as are head sizes that 8 does not divide or that are above 256.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..registry import Array
+from .gpu import Gpu
+from .programs import Program
+from .registry import cuda_kernel
+
+_ELEMENTS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(ml_dtypes.bfloat16): 2}
+"""What `ELEMENT` is in the programs."""
+_MASKS = {
+    np.dtype(np.bool_): 1,
+    np.dtype(np.float32): 2,
+    np.dtype(np.float16): 3,
+    np.dtype(ml_dtypes.bfloat16): 4,
+}
+"""What `MASK` is in the programs."""
+_FLOAT = 1
+"""ONNX's number of float32."""
+_HEAD_MULTIPLE, _LONGEST_HEAD = 8, 256
+_FEW_QUERIES, _MOST_ROWS = 8, 32
+"""Up to so many queries, of so many in the heads that share one of keys, are computed over ranges of keys."""
+_MOST_BLOCKS = 65_535
+"""Of a grid's second and third dim."""
+_FAR = 2**30
+"""A window that reaches further is none."""
+_ACCUMULATORS = 160
+"""Registers of a thread for scores and sums; more leave too few for the rest."""
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Of one attention: `keys` are those of the past too, `seen` those that a mask reaches."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    past: int
+    keys: int
+    seen: int
+    head: int
+    value_head: int
+
+    @property
+    def group(self) -> int:
+        """Heads of queries that share one of keys."""
+        return self.heads // self.key_heads
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What is computed beside the products.
+
+    Attributes:
+        mask: broadcast to (batch, heads, queries, keys that it reaches); or None.
+        valid: how many keys each member of the batch has, int64; or None.
+        offset: the place of the first query, where `valid` does not tell it.
+        left, right: how far a query sees; -1 for all.
+        scale, cap: of the scores; a cap of 0 is none.
+    """
+
+    mask: Array | None
+    valid: Array | None
+    offset: int
+    left: int
+    right: int
+    scale: float
+    cap: float
+
+    @property
+    def is_shaped(self) -> bool:
+        """Whether a score is more than a product with a positive number."""
+        return self.mask is not None or self.cap != 0 or not self.scale > 0
+
+    def defines(self, dtype: "np.dtype[Any]", of: _Sizes) -> dict[str, Any]:
+        """What the programs are told."""
+        return {
+            "ELEMENT": _ELEMENTS[dtype],
+            "HEAD": of.head,
+            "VALUE_HEAD": of.value_head,
+            "MASK": 0 if self.mask is None else _MASKS[self.mask.dtype],
+            "SHAPED": int(self.is_shaped),
+        }
+
+    def numbers(self) -> list[Any]:
+        """The arguments from the offset to the cap."""
+        places = [np.int32(place) for place in (self.offset, self.left, self.right)]
+        return [*places, np.float32(self.scale), np.float32(self.cap)]
+
+    def strides(self) -> list[Any]:
+        """Of the mask, in elements."""
+        return [np.int64(0)] * 4 if self.mask is None else _strides(self.mask)
+
+
+@cuda_kernel("Attention", since=23)
+def attention(
+    gpu: Gpu,
+    q: Array,
+    k: Array,
+    v: Array,
+    attn_mask: Array | None = None,
+    past_key: Array | None = None,
+    past_value: Array | None = None,
+    nonpad_kv_seqlen: Array | None = None,
+    *,
+    is_causal: int = 0,
+    kv_num_heads: int | None = None,
+    left_window_size: int = -1,
+    q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0,
+    right_window_size: int = -1,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    softmax_precision: int | None = None,
+    n_outputs: int = 1,
+    outs: tuple[Array | None, ...] | None = None,
+) -> tuple[Array, ...] | None:
+    """y, present key, present value; see `irpar.kernels.attention.attention`."""
+    if n_outputs > 3 or qk_matmul_output_mode not in (0, 1, 2, 3) or softmax_precision not in (None, _FLOAT):
+        return None
+    if q.dtype not in _ELEMENTS or any(x is not None and x.dtype != q.dtype for x in (k, v, past_key, past_value)):
+        return None
+    queries, key, value = _by_heads(q, q_num_heads), _by_heads(k, kv_num_heads), _by_heads(v, kv_num_heads)
+    if queries is None or key is None or value is None:
+        return None
+    of = _sizes(queries, key, value, past_key, past_value, attn_mask)
+    if of is None or not _fits(of):
+        return None
+    mask = None
+    if attn_mask is not None:
+        if attn_mask.dtype not in _MASKS:
+            return None
+        try:
+            mask = gpu.module.broadcast_to(attn_mask, (of.batch, of.heads, of.queries, of.seen))
+        except ValueError:
+            return None
+    if nonpad_kv_seqlen is not None:
+        if nonpad_kv_seqlen.shape != (of.batch,) or nonpad_kv_seqlen.dtype != np.int64:
+            return None
+        nonpad_kv_seqlen = gpu.module.ascontiguousarray(nonpad_kv_seqlen)
+    left, right = (far if 0 <= far < _FAR else -1 for far in (left_window_size, 0 if is_causal else right_window_size))
+    call = _Call(
+        mask,
+        nonpad_kv_seqlen,
+        of.past,
+        left,
+        right,
+        1 / math.sqrt(of.head) if scale is None else scale,
+        softcap,
+    )
+    given = (*(outs or ()), None, None, None)[:3]
+    y, result = _results(gpu, q, of, given[0])
+    presents = []
+    if n_outputs > 1:
+        for size, out in ((of.head, given[1]), (of.value_head, given[2])):
+            shape = (of.batch, of.key_heads, of.keys, size)
+            presents.append(gpu.empty(shape, q.dtype) if out is None or not _is_aligned(gpu, out) else out)
+    pasts = (past_key, past_value)
+    if of.queries <= _FEW_QUERIES and of.group * of.queries <= _MOST_ROWS:
+        _decode(gpu, queries, (key, value), pasts, presents, result, of, call)
+    else:
+        if past_key is not None or presents:
+            presents = presents or [gpu.empty((*x.shape[:2], of.keys, x.shape[3]), q.dtype) for x in (key, value)]
+            for present, past, added in zip(presents, pasts, (key, value), strict=True):
+                if past is not None:
+                    present[:, :, : of.past] = past
+                present[:, :, of.past :] = added
+            key, value = presents
+        _in_tiles(gpu, queries, key, value, result, of, call)
+    if given[0] is not None and y is not given[0]:
+        given[0][...] = y
+        y = given[0]
+    return y, *presents
+
+
+def _by_heads(x: Array, heads: int | None) -> Array | None:
+    """(batch, heads, sequence, size) of that shape or of (batch, sequence, heads * size); None for another."""
+    if x.ndim == 4:
+        return x
+    if x.ndim != 3 or not heads or x.shape[2] % heads:
+        return None
+    return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
+
+
+def _sizes(
+    q: Array, k: Array, v: Array, past_key: Array | None, past_value: Array | None, mask: Array | None
+) -> _Sizes | None:
+    """What the shapes say; None where they do not fit each other."""
+    (batch, heads, queries, head), (_, key_heads, added, _), value_head = q.shape, k.shape, v.shape[3]
+    if (past_key is None) != (past_value is None) or not key_heads or heads % key_heads:
+        return None
+    past = 0
+    if past_key is not None and past_value is not None:
+        if past_key.ndim != 4 or past_value.ndim != 4:
+            return None
+        past = past_key.shape[2]
+        pasts = ((batch, key_heads, past, head), (batch, key_heads, past, value_head))
+        if (past_key.shape, past_value.shape) != pasts:
+            return None
+    if (k.shape, v.shape) != ((batch, key_heads, added, head), (batch, key_heads, added, value_head)):
+        return None
+    keys = seen = past + added
+    if mask is not None and mask.ndim and mask.shape[-1] > 1:
+        seen = mask.shape[-1]  # What it does not reach is not seen.
+        if seen > keys:
+            return None
+    return _Sizes(batch, heads, key_heads, queries, past, keys, seen, head, value_head)
+
+
+def _fits(of: _Sizes) -> bool:
+    sizes = (of.head, of.value_head)
+    blocks = max(of.batch, of.heads * (of.queries if of.queries <= _FEW_QUERIES else 1))
+    return (
+        all(size % _HEAD_MULTIPLE == 0 and 0 < size <= _LONGEST_HEAD for size in sizes)
+        and min(of.batch, of.queries, of.keys) > 0
+        and max(of.queries, of.keys) < _FAR
+        and blocks <= _MOST_BLOCKS
+    )
+
+
+def _strides(x: Array) -> list[Any]:
+    return [np.int64(stride // x.dtype.itemsize) for stride in x.strides]
+
+
+def _is_aligned(gpu: Gpu, x: Array) -> bool:
+    """Whether 16-byte chunks of its last dim can be read."""
+    if gpu.address(x) % 16 or x.strides[-1] != x.dtype.itemsize:
+        return False
+    return all(stride % 16 == 0 for size, stride in zip(x.shape[:-1], x.strides[:-1], strict=True) if size > 1)
+
+
+def _aligned(gpu: Gpu, x: Array) -> Array:
+    if _is_aligned(gpu, x):
+        return x
+    copied = gpu.empty(x.shape, x.dtype)
+    copied[...] = x
+    return copied
+
+
+def _results(gpu: Gpu, q: Array, of: _Sizes, out: Array | None) -> tuple[Array, Array]:
+    """The result as the node has it and as (batch, heads, queries, size)."""
+    by_rows = q.ndim == 3
+    last = (of.queries, of.heads * of.value_head) if by_rows else (of.heads, of.queries, of.value_head)
+    y = out if out is not None and _is_aligned(gpu, out) else gpu.empty((of.batch, *last), q.dtype)
+    heads = _by_heads(y, of.heads)
+    assert heads is not None
+    return y, heads
+
+
+# -- in tiles -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """How attention.cu divides its work."""
+
+    warps: int
+    tiles: int
+    keys: int
+
+    @property
+    def rows(self) -> int:
+        """Queries of a block."""
+        return self.warps * self.tiles * 16
+
+    def shared_bytes(self, of: _Sizes) -> int:
+        """Of a block: its queries, and two tiles of keys and values."""
+        key, value = _padded(of.head) + 8, _padded(of.value_head) + 8
+        return 2 * (self.rows * max(key, value) + 2 * self.keys * (key + value))
+
+
+def _padded(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def _tiles(gpu: Gpu, of: _Sizes) -> _Tiles:
+    """The largest blocks that give every multiprocessor one."""
+    wide = max(_padded(of.head), _padded(of.value_head))
+    choices = [(4, 2), (4, 1), (2, 1)] if wide <= _LONGEST_HEAD // 2 else [(8, 1), (4, 1), (2, 1)]
+    found = None
+    for warps, tiles in choices:
+        keys = 64 if tiles * (64 + _padded(of.value_head)) // 2 <= _ACCUMULATORS else 32
+        found = _Tiles(warps, tiles, keys)
+        if found.shared_bytes(of) > gpu.shared_bytes:
+            found = _Tiles(warps, tiles, keys // 2)
+        blocks = of.batch * of.heads * -(-of.queries // found.rows)
+        if blocks >= gpu.multiprocessors and found.rows < 2 * of.queries:
+            break
+    assert found is not None
+    return found
+
+
+def _in_tiles(gpu: Gpu, q: Array, k: Array, v: Array, y: Array, of: _Sizes, call: _Call) -> None:
+    operands = [_aligned(gpu, x) for x in (q, k, v)]
+    defines = call.defines(q.dtype, of)
+    if q.dtype == np.float32:
+        program, function, rows, threads, shared = _float_program(gpu, of, defines)
+    else:
+        tiles = _tiles(gpu, of)
+        program = Program.file("attention.cu", **defines, WARPS=tiles.warps, TILES=tiles.tiles, KEYS=tiles.keys)
+        function, rows, threads, shared = "attention", tiles.rows, tiles.warps * 32, tiles.shared_bytes(of)
+    counts = [np.int32(count) for count in (of.group, of.queries, of.seen)]
+    strides = [stride for x in operands for stride in _strides(x)[:3]]
+    arguments = [*operands, *_pointers(call), y, *counts, *call.numbers(), *strides, *call.strides(), *_strides(y)[:3]]
+    gpu.launch(program, function, (-(-of.queries // rows), of.heads, of.batch), threads, arguments, shared)
+
+
+def _pointers(call: _Call) -> list[Any]:
+    nowhere = np.uint64(0)
+    return [nowhere if x is None else x for x in (call.mask, call.valid)]
+
+
+def _float_program(gpu: Gpu, of: _Sizes, defines: dict[str, Any]) -> tuple[Program, str, int, int, int]:
+    """The program, its function, queries and threads of a block, and bytes of its shared memory."""
+    tiles = 4
+    if of.batch * of.heads * -(-of.queries // (16 * tiles)) < gpu.multiprocessors:
+        tiles = 2
+    keys = 64 if max(of.head, of.value_head) <= 64 else 32
+    rows = 16 * tiles
+    shared = 4 * (rows * (of.head + 4) + rows * (keys + 4) + 2 * keys * (of.head + 4 + of.value_head))
+    program = Program.file("attention_f32.cu", **defines, TILES=tiles, KEYS=keys)
+    return program, "attention_f32", rows, 256, shared
+
+
+# -- few queries ----------------------------------------------------------------------------------------------------
+
+_WARPS = 4
+_BLOCKS_OF_A_MULTIPROCESSOR = 4
+
+
+def _decode(
+    gpu: Gpu,
+    q: Array,
+    added: Sequence[Array],
+    pasts: Sequence[Array | None],
+    presents: Sequence[Array],
+    y: Array,
+    of: _Sizes,
+    call: _Call,
+) -> None:
+    """Over ranges of keys, which are joined then; what is read of the cache is written to the present."""
+    total = of.group * of.queries
+    rows = min(1 << (total - 1).bit_length(), 8)
+    program = Program.file("attention_decode.cu", **call.defines(q.dtype, of), ROWS=rows)
+    width = 16 // q.dtype.itemsize
+    lanes = min(32, 1 << (max(of.head, of.value_head) // width - 1).bit_length())
+    least = _WARPS * 32 // lanes * (4 if rows <= 2 else 2)  # keys that a block reads at once
+    blocks = of.batch * of.key_heads * -(-total // rows)
+    wanted = max(1, _BLOCKS_OF_A_MULTIPROCESSOR * gpu.multiprocessors // blocks)
+    keys = max(-(-of.keys // (least * wanted)), 2) * least  # of a range
+    splits = -(-of.keys // keys)
+
+    q = _aligned(gpu, q)
+    new = [_aligned(gpu, x) for x in added]
+    old = [x if past is None else _aligned(gpu, past) for past, x in zip(pasts, new, strict=True)]
+    present = list(presents) or [np.uint64(0)] * 2
+    parts = states = y
+    if splits > 1:
+        parts = gpu.empty((of.batch * of.heads * of.queries * splits * of.value_head,), np.dtype(np.float32))
+        states = gpu.empty((of.batch * of.heads * of.queries * splits * 2,), np.dtype(np.float32))
+    pointers = [q, old[0], new[0], present[0], old[1], new[1], present[1], *_pointers(call), y, parts, states]
+    counts = [np.int32(n) for n in (of.heads, of.group, of.queries, of.past, of.keys, of.seen, keys)]
+    strides = [stride for x in (q, old[0], new[0], old[1], new[1]) for stride in _strides(x)[:3]]
+    rest = [*call.numbers(), *strides, *call.strides(), *_strides(y)[:3]]
+    grid = (splits, of.key_heads * -(-total // rows), of.batch)
+    shared = 4 * _WARPS * rows * (2 + of.value_head)
+    gpu.launch(program, "decode", grid, _WARPS * 32, [*pointers, *counts, *rest], shared)
+    if splits > 1:
+        arguments = [parts, states, y, np.int32(splits), *_strides(y)[:3]]
+        threads = -(-of.value_head // 32) * 32
+        gpu.launch(program, "combine", (of.queries, of.heads, of.batch), threads, arguments)
+
+
+def all_programs() -> Iterator[Program]:
+    """Some of each source."""
+    for element, mask in ((1, 0), (2, 2)):
+        for head, tiles, keys in ((64, 2, 64), (128, 2, 32), (256, 1, 64), (80, 1, 64)):
+            sizes: dict[str, Any] = {"HEAD": head, "VALUE_HEAD": head, "WARPS": 4, "TILES": tiles, "KEYS": keys}
+            yield Program.file("attention.cu", ELEMENT=element, MASK=mask, SHAPED=int(mask > 0), **sizes)
+    for head, keys, mask in ((64, 64, 0), (128, 32, 2), (256, 32, 0)):
+        sizes = {"HEAD": head, "VALUE_HEAD": head, "TILES": 4, "KEYS": keys}
+        yield Program.file("attention_f32.cu", ELEMENT=0, MASK=mask, SHAPED=int(mask > 0), **sizes)
+    for element, rows, head in ((0, 1, 128), (1, 4, 128), (2, 8, 64)):
+        yield Program.file(
+            "attention_decode.cu", ELEMENT=element, HEAD=head, VALUE_HEAD=head, MASK=0, SHAPED=0, ROWS=rows
+        )

@@ -1,0 +1,241 @@
+// A block of CUDA threads on a processor: fibers, barriers, warps' exchanges, and instructions by PTX's layouts.
+//
+// The kernel is included between this and a main that calls `launch`. Copies to shared memory happen when they are
+// waited for, as late as they may, so that a kernel that does not wait reads what was there before.
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define EMULATED
+#define __global__
+#define __device__
+#define __shared__
+#define __forceinline__ inline
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(...)
+#define __restrict__
+
+struct uint4 {
+  unsigned x, y, z, w;
+} __attribute__((aligned(16)));
+struct float4 {
+  float x, y, z, w;
+} __attribute__((aligned(16)));
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+struct Dim3 {
+  int x = 1, y = 1, z = 1;
+};
+static Dim3 threadIdx, blockIdx, blockDim, gridDim;
+constexpr int MOST_SHARED_BYTES = 256 * 1024;
+alignas(128) unsigned char shared[MOST_SHARED_BYTES];
+
+static void fail(const char* what) {
+  std::fprintf(stderr, "%s: block %d %d %d\n", what, blockIdx.x, blockIdx.y, blockIdx.z);
+  std::abort();
+}
+
+// -- fibers ----------------------------------------------------------------------------------------------------------
+
+struct Copy {
+  void* to;
+  const void* from;
+  bool is_given;
+};
+struct Fiber {
+  ucontext_t context;
+  std::vector<char> stack;
+  bool is_done = false;
+  std::vector<Copy> copies;
+  unsigned given[8] = {};  // what the lane gives to its warp
+};
+static std::vector<Fiber> fibers;
+static std::deque<int> ready;
+static ucontext_t scheduler;
+static int current;
+static std::function<void()> body;
+static std::vector<std::vector<int>> waiting;  // at the barrier of each warp, and at last of the block
+
+static void leave() { swapcontext(&fibers[current].context, &scheduler); }
+
+static void meet(int barrier, int count) {
+  auto& there = waiting[barrier];
+  there.push_back(current);
+  if (static_cast<int>(there.size()) == count) {
+    for (int fiber : there) ready.push_back(fiber);
+    there.clear();
+  }
+  leave();
+}
+
+static void begin_fiber() {
+  body();
+  fibers[current].is_done = true;
+  leave();
+}
+
+static int threads_of_block() { return blockDim.x * blockDim.y * blockDim.z; }
+static int warp() { return current / 32; }
+static int lane() { return current % 32; }
+inline void __syncthreads() { meet(threads_of_block() / 32, threads_of_block()); }
+inline void __syncwarp() { meet(warp(), 32); }
+
+static void run_block() {
+  int count = threads_of_block();
+  fibers.resize(count);
+  waiting.assign(count / 32 + 1, {});
+  for (int i = 0; i < count; ++i) {
+    auto& fiber = fibers[i];
+    if (fiber.stack.empty()) fiber.stack.resize(256 * 1024);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.data();
+    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_link = nullptr;
+    fiber.is_done = false;
+    makecontext(&fiber.context, begin_fiber, 0);
+    ready.push_back(i);
+  }
+  while (!ready.empty()) {
+    current = ready.front();
+    ready.pop_front();
+    threadIdx = {current % blockDim.x, current / blockDim.x % blockDim.y, current / blockDim.x / blockDim.y};
+    swapcontext(&scheduler, &fibers[current].context);
+  }
+  for (auto& fiber : fibers) {
+    if (!fiber.is_done) fail("threads wait for others that have ended");
+    if (!fiber.copies.empty()) fail("copies that nobody waits for");
+  }
+}
+
+// Run a kernel, with arguments by address; shared memory holds NaNs at the start of each block.
+template <class... Parameters, size_t... Places>
+static void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<Places...>) {
+  kernel(*static_cast<Parameters*>(arguments[Places])...);
+}
+template <class... Parameters>
+static void launch(void (*kernel)(Parameters...), const int* grid, const int* block, int bytes, void** arguments) {
+  body = [=] { call(kernel, arguments, std::index_sequence_for<Parameters...>()); };
+  gridDim = {grid[0], grid[1], grid[2]};
+  blockDim = {block[0], block[1], block[2]};
+  for (int z = 0; z < grid[2]; ++z)
+    for (int y = 0; y < grid[1]; ++y)
+      for (int x = 0; x < grid[0]; ++x) {
+        blockIdx = {x, y, z};
+        std::memset(shared, 0xff, sizeof shared);
+        run_block();
+        for (int i = bytes; i < MOST_SHARED_BYTES; ++i)
+          if (shared[i] != 0xff) fail("shared memory behind what the launch gives is written");
+      }
+}
+
+// -- exchanges and instructions --------------------------------------------------------------------------------------
+
+inline float bits_value(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline unsigned value_bits(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+
+inline float __shfl_xor_sync(unsigned, float value, int other) {
+  fibers[current].given[0] = value_bits(value);
+  __syncwarp();
+  float found = bits_value(fibers[current ^ other].given[0]);
+  __syncwarp();
+  return found;
+}
+
+inline float fp16_value(unsigned short bits) {
+  _Float16 value;
+  std::memcpy(&value, &bits, 2);
+  return value;
+}
+inline unsigned fp16_bits(float value) {
+  _Float16 half = static_cast<_Float16>(value);
+  unsigned short bits;
+  std::memcpy(&bits, &half, 2);
+  return bits;
+}
+inline unsigned fp16_pair(float low, float high) { return fp16_bits(low) | fp16_bits(high) << 16; }
+inline unsigned bf16_bits(float value) {
+  unsigned bits = value_bits(value);
+  if (value != value) return 0x7fff;
+  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline unsigned bf16_pair(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
+inline float fast_exp2(float x) { return std::exp2(x); }
+
+inline void check_aligned(const void* address) {
+  if (reinterpret_cast<size_t>(address) % 16) fail("an address that is not aligned");
+}
+inline void copy_async(void* to, const void* from, bool is_given) {
+  check_aligned(to);
+  check_aligned(from);
+  fibers[current].copies.push_back({to, from, is_given});
+}
+inline void wait_for_copies() {
+  for (auto& copy : fibers[current].copies) {
+    if (copy.is_given)
+      std::memcpy(copy.to, copy.from, 16);
+    else
+      std::memset(copy.to, 0, 16);
+  }
+  fibers[current].copies.clear();
+}
+
+// ldmatrix .x4: register i of lane l holds elements 2 (l % 4) and the next of row l / 4 of matrix i, whose row r lies at
+// the address of lane 8 i + r. Transposed: elements (2 (l % 4), l / 4) and the next row's.
+static void matrices(unsigned (&to)[4], const unsigned short* row, bool transposed) {
+  static const unsigned short* rows[64][32];
+  check_aligned(row);
+  rows[warp()][lane()] = row;
+  __syncwarp();
+  int g = lane() / 4, t = lane() % 4;
+  for (int i = 0; i < 4; ++i) {
+    unsigned low = transposed ? rows[warp()][8 * i + 2 * t][g] : rows[warp()][8 * i + g][2 * t];
+    unsigned high = transposed ? rows[warp()][8 * i + 2 * t + 1][g] : rows[warp()][8 * i + g][2 * t + 1];
+    to[i] = low | high << 16;
+  }
+  __syncwarp();
+}
+inline void load_matrices(unsigned (&to)[4], const unsigned short* row) { matrices(to, row, false); }
+inline void load_transposed(unsigned (&to)[4], const unsigned short* row) { matrices(to, row, true); }
+inline void load_matrices(unsigned (&)[4], const float*) { std::abort(); }
+
+// mma.m16n8k16. a (16 x 16): register i holds row l / 4 + 8 (i % 2), columns 2 (l % 4) + 8 (i / 2) and the next.
+// b (16 x 8): register i holds rows 2 (l % 4) + 8 i and the next, column l / 4.
+// The sums (16 x 8): register i holds row l / 4 + 8 (i / 2), column 2 (l % 4) + i % 2.
+static float part_value(unsigned pair, int part) {
+  unsigned short bits = pair >> (16 * part) & 0xffff;
+  return ELEMENT == 2 ? bits_value(static_cast<unsigned>(bits) << 16) : fp16_value(bits);
+}
+static void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  unsigned* given = fibers[current].given;
+  std::memcpy(given, a, 16);
+  given[4] = b0;
+  given[5] = b1;
+  __syncwarp();
+  const Fiber* lanes = &fibers[warp() * 32];
+  for (int i = 0; i < 4; ++i) {
+    int row = lane() / 4 + 8 * (i / 2), column = 2 * (lane() % 4) + i % 2;
+    double sum = sums[i];
+    for (int k = 0; k < 16; ++k) {
+      unsigned left = lanes[row % 8 * 4 + k % 8 / 2].given[row / 8 + k / 8 * 2];
+      unsigned right = lanes[column * 4 + k % 8 / 2].given[4 + k / 8];
+      sum += static_cast<double>(part_value(left, k % 2)) * part_value(right, k % 2);
+    }
+    sums[i] = static_cast<float>(sum);
+  }
+  __syncwarp();
+}
