@@ -98,6 +98,21 @@ def _driver() -> str | None:
     return done.stdout.split("\n")[0].strip() if done is not None else None
 
 
+def clocks() -> dict[str, str]:
+    """Clocks, power and temperature of the device as they are; nothing where nvidia-smi does not tell."""
+    names = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+    done = _or_none(
+        lambda: subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+    )
+    return {} if done is None else dict(zip(names, done.stdout.splitlines()[0].split(", "), strict=False))
+
+
 def _commit() -> str | None:
     """The commit of the clone, and whether files differ from it."""
 

@@ -1,0 +1,129 @@
+"""irpar's side: a program of one rank on an engine, given and giving arrays where it computes."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import irpar
+from irpar.ir import Graph, Module, Value
+from irpar.runtime.engines.base import CompiledSegment, Constants, EngineSettings, make_engine
+from irpar.runtime.instructions import Commit, Compute, Free, Segment
+from irpar.runtime.program import build_program
+from irpar.runtime.specs import program_inputs
+
+Array = np.ndarray[Any, Any]
+
+CAPTURE_FACTS = ("pieces", "captured", "nodes_captured", "graphs", "captures", "replays", "notes")
+"""What a compiled segment may tell of its capture."""
+
+
+class DeviceProgram:
+    """A module on one device, as the runtime runs it, but for what takes inputs from the host and results there.
+
+    State stays on the device from run to run. A run of a step of training reads its loss, as the runtime does.
+
+    Args:
+        module: without collectives.
+        engine: of irpar.
+        options: further settings of the engine.
+
+    Attributes:
+        partition: over one device.
+        nodes: how many its program has.
+    """
+
+    def __init__(self, module: Module, engine: str, **options: Any) -> None:
+        self.partition = irpar.partition(module, irpar.Mesh({"x": 1}))
+        (part,) = self.partition.parts
+        assert self.partition.module is not None
+        self._engine = make_engine(
+            engine, EngineSettings(self.partition.module.opsets, 1, keep_on_device=engine == "cupy", **options)
+        )
+        self.graph: Graph = part.graph
+        self._program = build_program(part.graph, writes_over=self._engine.writes_over)
+        constants = Constants(part)
+        self._compiled = {one: self._engine.compile(one, constants) for one in self._program.segments}
+        self.nodes = sum(len(segment.nodes) for segment in self._compiled)
+        arena_bytes = max((one.arena_bytes for one in self._compiled.values()), default=0)
+        self._arena = self._engine.arena(0, arena_bytes) if arena_bytes else None
+        self._constants = constants
+        self._cupy: Any = __import__("cupy") if engine == "cupy" else None
+        self._held: dict[Value, Any] = {}
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def give(self, inputs: Mapping[str, Array]) -> None:
+        """Place what every run takes; state begins as the model says."""
+        for name, value in program_inputs(self.graph).items():
+            state = self.graph.states.get(value)
+            if state is None:
+                array = inputs[name]
+            elif state.data is None:
+                array = np.zeros(value.tensor_type.static_shape, value.dtype.numpy)
+            else:
+                array = state.data.numpy()
+            self._held[value] = self.placed(array)
+
+    def __call__(self) -> list[Any]:
+        """The results, state among them, where they are computed; the device may still be at them."""
+        values, writes_over = dict(self._held), False
+        for instruction in self._program.instructions:
+            match instruction:
+                case Compute(segment):
+                    self._compute(segment, values, writes_over)
+                case Free(freed):
+                    for value in freed:
+                        values.pop(value, None)
+                case Commit(loss):
+                    writes_over = bool(np.isfinite(self._engine.edge(0).host(values[loss])).all())
+        found = [self._read(value, values) for value in self.graph.outputs]
+        for value, state in self.graph.states.items():
+            if state.output is not None:
+                self._held[value] = found[state.output]
+        return found
+
+    def _compute(self, segment: Segment, values: dict[Value, Any], writes_over: bool) -> None:
+        given = [values[value] for value in segment.inputs]
+        results = self._compiled[segment].run(given, 0, self._arena, writes_over)
+        values.update(zip(segment.outputs, results, strict=True))
+
+    def _read(self, value: Value, values: Mapping[Value, Any]) -> Any:
+        return self._constants.array(value) if value.is_constant else values[value]
+
+    def results(self, found: Sequence[Any]) -> dict[str, Any]:
+        """The results by name that replace no state."""
+        replacing = {state.output for state in self.graph.states.values()}
+        names = enumerate(self.graph.output_names)
+        return {name: found[place] for place, name in names if place not in replacing}
+
+    # -- moving ---------------------------------------------------------------------------------------------------
+
+    def placed(self, array: Array) -> Any:
+        """An array where the engine computes."""
+        return np.array(array) if self._cupy is None else self._cupy.asarray(array)
+
+    def wait(self) -> None:
+        """Until the device is done."""
+        if self._cupy is not None:
+            self._cupy.cuda.runtime.deviceSynchronize()
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the engine computed on the host."""
+        return tuple(self._engine.notes)
+
+    def capture_facts(self) -> list[dict[str, Any]]:
+        """What each segment tells of its capture, where the engine captures."""
+        return [self._facts(segment, compiled) for segment, compiled in self._compiled.items()]
+
+    @staticmethod
+    def _facts(segment: Segment, compiled: CompiledSegment) -> dict[str, Any]:
+        made: dict[str, Any] = {"nodes": len(segment.nodes)}
+        for name in CAPTURE_FACTS:
+            told = getattr(compiled, name, None)
+            if told is not None and not callable(told):
+                made[name] = told if isinstance(told, int | float | str) else [str(one) for one in told]
+        return made

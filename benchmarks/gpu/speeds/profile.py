@@ -1,0 +1,89 @@
+"""Where the device's time goes, by kernel: PyTorch's profiler sees what anything in its process launches."""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import irpar
+from benchmarks.gpu.findings import markdown_table
+
+from .case_run import PRECISIONS
+from .cases import LEARNING_RATE, Case
+from .device_program import DeviceProgram
+
+RUNS = 5
+WARM = 4
+MOST = 25
+"""Kernels that are listed."""
+ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+"""Categories of a trace that are the device's."""
+
+
+def profile_case(case: Case, engine: str) -> list[str]:
+    """The lines of a table for each side of a case."""
+    from .torch_side import TorchSide
+
+    module = irpar.load(case.model)
+    if case.is_training:
+        module = irpar.train_step(
+            module, optimizer="adamw", learning_rate=LEARNING_RATE, precision=PRECISIONS[case.dtype]
+        )
+    program = DeviceProgram(module, engine)
+    program.give(case.inputs)
+    lines = _profiled(f"{case.name}: irpar", program, program.wait)
+    lines += [f"- {note}" for note in program.notes]
+    lines += [f"- {facts}" for facts in program.capture_facts()]
+    for name, mode in (("PyTorch eager", ""), ("torch.compile", "reduce-overhead")):
+        side = TorchSide(case, "cuda" if engine == "cupy" else "cpu", mode)
+        lines += ["", *_profiled(f"{case.name}: {name}", side.subject.start, side.wait)]
+    return lines
+
+
+def _profiled(title: str, start: Callable[[], object], wait: Callable[[], None]) -> list[str]:
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(WARM):
+        start()
+    wait()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as traced:
+        begin = time.perf_counter()
+        for _ in range(RUNS):
+            start()
+        wait()
+        seconds = (time.perf_counter() - begin) / RUNS
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        traced.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    return kernel_table(title, events, seconds)
+
+
+def kernel_table(title: str, events: list[Mapping[str, Any]], seconds: float) -> list[str]:
+    """What a trace of `RUNS` runs tells.
+
+    Args:
+        title: of the table.
+        events: as a Chrome trace has them, durations in microseconds.
+        seconds: that a run took, profiled.
+    """
+    spent: dict[str, list[float]] = {}
+    for event in events:
+        if event.get("cat") in ON_DEVICE:
+            row = spent.setdefault(event["name"], [0, 0.0])
+            row[0] += 1 / RUNS
+            row[1] += event["dur"] / RUNS
+    whole = sum(microseconds for _, microseconds in spent.values())
+    listed = sorted(spent.items(), key=lambda item: -item[1][1])
+    rows = [
+        (name[:110], f"{count:g}", f"{microseconds:.1f}", f"{microseconds / whole:.1%}")
+        for name, (count, microseconds) in listed[:MOST]
+    ]
+    launches = sum(count for count, _ in spent.values())
+    told = (
+        f"{title}: {seconds * 1e6:.0f} us a run (profiled), the device busy {whole:.0f} us in {launches:g} kernels "
+        f"and copies of {len(spent)} names"
+    )
+    return [told, "", *markdown_table(("kernel", "a run", "us", "share"), rows)]
