@@ -4,8 +4,8 @@ import math
 
 from .activation import sigmoid_of
 from .elementwise import erf_of
-from .gemm import product
-from .operands import compute_dtype, in_compute_dtype, mean_over, narrow, widen
+from .gemm import is_for_cublas, product
+from .operands import compute_dtype, in_compute_dtype, mean_over, narrow, widen, written
 from .registry import Array, ArrayModule, kernel
 
 DOMAIN = "com.microsoft"
@@ -218,7 +218,12 @@ def fused_matmul(
     transB: int = 0,
     transBatchA: int = 0,
     transBatchB: int = 0,
+    out: Array | None = None,
 ) -> Array:
     """alpha * A @ B; dim 0 of an operand goes behind its batch dims, then its last two dims change places, if asked."""
     left, right = _ordered(xp, a, transA, transBatchA), _ordered(xp, b, transB, transBatchB)
-    return narrow(product(xp, left, right, compute_dtype(a.dtype)) * alpha, a.dtype)
+    if is_for_cublas(xp, a, b):
+        from .cuda.cublas_lt import matmul
+
+        return matmul(xp, left, right, out, alpha=alpha)
+    return written(xp, narrow(product(xp, left, right, compute_dtype(a.dtype)) * alpha, a.dtype), out)

@@ -1,7 +1,8 @@
 """Matrix products of any dtype and layout. fp16 and bf16 accumulate in float32, and are widened on NumPy alone.
 
-On CuPy products of floats go to cuBLAS directly: its strided batched product takes transposed and broadcast operands as
-they lie, and multiplies fp16 and bf16 into float32, none of which `cupy.matmul` does for batches.
+On CuPy products of floats go to cuBLASLt (see `cuda.cublas_lt`): its strided batched product takes transposed and
+broadcast operands as they lie, and multiplies fp16 and bf16 into float32, none of which `cupy.matmul` does for batches;
+and it can be captured in a CUDA graph.
 """
 
 import itertools
@@ -15,14 +16,8 @@ from .registry import Array, ArrayModule
 
 Ints = tuple[int, ...]
 
-# dtype -> cudaDataType_t of the operands
-_CUDA_TYPES: dict[np.dtype[Any], int] = {FLOAT32: 0, np.dtype(np.float64): 1, np.dtype(np.float16): 2, BFLOAT16: 14}
-_COMPUTE: dict[np.dtype[Any], int] = {
-    FLOAT32: 68,
-    np.dtype(np.float64): 70,
-}  # cublasComputeType_t: in full float32 (no TF32), in float64
-_DEFAULT_ALGORITHM = -1
-_ONE, _ZERO = ({dtype: np.full((), number, dtype) for dtype in _COMPUTE} for number in (1, 0))
+CUBLAS_DTYPES = frozenset((FLOAT32, np.dtype(np.float64), np.dtype(np.float16), BFLOAT16))
+"""Of what cuBLASLt multiplies."""
 
 MOST_CALLS = 16
 """Batches that need more calls than this are copied into one piece first."""
@@ -66,19 +61,21 @@ def product(
         xp: the array module.
         a, b: operands; where their dtypes differ, both are taken in the wider one's compute dtype.
         dtype: of the result; None: that of `a`.
-        out: what the result is written into, on NumPy, where it has its shape and dtype.
+        out: what the result is written into, where it has its shape and dtype; on a device, where it is contiguous.
     """
     dtype = a.dtype if dtype is None else dtype
-    if xp.__name__ != "cupy" or compute_dtype(a.dtype) not in _COMPUTE:
-        if out is not None and (
-            a.dtype != dtype or out.dtype != compute_dtype(dtype) or out.shape != product_shape(a, b)
-        ):
-            out = None
-        return narrow(xp.matmul(widen(a), widen(b), out=out), dtype)
-    if a.dtype != b.dtype:
-        common = np.promote_types(compute_dtype(a.dtype), compute_dtype(b.dtype))
-        a, b = a.astype(common, copy=False), b.astype(common, copy=False)
-    return narrow(_device_product(xp, a, b, dtype), dtype)
+    if is_for_cublas(xp, a, b):
+        from .cuda.cublas_lt import matmul
+
+        return matmul(xp, a, b, out, dtype=dtype)
+    if out is not None and (a.dtype != dtype or out.dtype != compute_dtype(dtype) or out.shape != product_shape(a, b)):
+        out = None
+    return narrow(xp.matmul(widen(a), widen(b), out=out), dtype)
+
+
+def is_for_cublas(xp: ArrayModule, *operands: Array) -> bool:
+    """Whether products of the operands are cuBLASLt's."""
+    return xp.__name__ == "cupy" and all(x.dtype in CUBLAS_DTYPES for x in operands)
 
 
 def product_shape(a: Array, b: Array) -> tuple[int, ...]:
@@ -87,54 +84,18 @@ def product_shape(a: Array, b: Array) -> tuple[int, ...]:
     return (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *rows, *columns)
 
 
-def _device_product(xp: ArrayModule, a: Array, b: Array, dtype: "np.dtype[Any]") -> Array:
-    """The product by cuBLAS, in `dtype` where that is the operands' or the compute dtype, else in the latter."""
-    compute = compute_dtype(a.dtype)
-    left = a[None] if a.ndim == 1 else a
-    right = b[:, None] if b.ndim == 1 else b
-    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
-    if k != right.shape[-2]:
-        raise ValueError(f"inner dims {k} and {right.shape[-2]} differ")
-    result = xp.empty((*batch, m, n), dtype=dtype if dtype in (a.dtype, compute) else compute)
-    if not k:
-        result.fill(0)
-    elif result.size:
-        left, right = _with_layout(xp, left), _with_layout(xp, right)
-        calls = _calls_of(left, right, batch)
-        if len(calls) > MOST_CALLS:
-            left, right = xp.ascontiguousarray(left), xp.ascontiguousarray(right)
-            calls = _calls_of(left, right, batch)
-        for call in calls:
-            _execute(xp, call, left, right, result, compute)
-    if a.ndim == 1:
-        result = result[..., 0, :]
-    return result[..., 0] if b.ndim == 1 else result
+def contiguous_calls(xp: ArrayModule, a: Array, b: Array, batch: Ints) -> tuple[Array, Array, list[Gemm]]:
+    """The calls that multiply two operands, none of which is empty, into a contiguous result.
 
-
-def _execute(xp: ArrayModule, call: Gemm, a: Array, b: Array, c: Array, compute: "np.dtype[Any]") -> None:
-    from cupy_backends.cuda.libs import cublas
-
-    def place(x: Array, operand: Operand) -> tuple[int, int, int, int]:
-        return x.data.ptr + operand.offset * x.itemsize, _CUDA_TYPES[x.dtype], operand.leading, operand.stride
-
-    # cuBLAS counts column by column, where c is its own transpose: c' = b' @ a'.
-    cublas.gemmStridedBatchedEx(
-        xp.cuda.device.get_cublas_handle(),
-        int(call.b.transposed),
-        int(call.a.transposed),
-        call.n,
-        call.m,
-        call.k,
-        _ONE[compute].ctypes.data,
-        *place(b, call.b),
-        *place(a, call.a),
-        _ZERO[compute].ctypes.data,
-        *place(c, call.c),
-        call.batch,
-        _COMPUTE[compute],
-        _DEFAULT_ALGORITHM,
-    )
+    Returns:
+        The operands, copied where cuBLAS cannot take them as they lie, or else in too many pieces; the calls.
+    """
+    a, b = _with_layout(xp, a), _with_layout(xp, b)
+    calls = _calls_of(a, b, batch)
+    if len(calls) > MOST_CALLS:
+        a, b = xp.ascontiguousarray(a), xp.ascontiguousarray(b)
+        calls = _calls_of(a, b, batch)
+    return a, b, calls
 
 
 # -- layouts --------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .contraction import contracted, contraction_of, scratch_bytes
-from .gemm import einsum_product, product
+from .gemm import einsum_product, is_for_cublas, product, product_shape
 from .operands import (
     check_same_dtype,
     compute_dtype,
@@ -46,15 +46,37 @@ def gemm(
     check_same_dtype(a, b, c)
     if a.ndim != 2 or b.ndim != 2:
         raise ValueError(f"operands must be matrices, not of rank {a.ndim} and {b.ndim}")
-    y = product(xp, a.T if transA else a, b.T if transB else b, compute_dtype(a.dtype), out=out)
+    left, right = a.T if transA else a, b.T if transB else b
+    if is_for_cublas(xp, a, b):
+        return _with_addend(xp, left, right, c, alpha, beta, out)
+    y = product(xp, left, right, compute_dtype(a.dtype), out=out)
     if alpha != 1.0:
         y = _scaled(y, alpha)
     if c is not None:
-        if np.broadcast_shapes(y.shape, c.shape) != y.shape:
-            raise ValueError(f"c of shape {c.shape} does not broadcast to {y.shape}")
+        _check_addend(c, y.shape)
         added = widen(c) if beta == 1.0 else _scaled(widen(c), beta)
         y = xp.add(y, added, out=y if added.dtype == y.dtype else None)
     return narrow(y, a.dtype)
+
+
+def _check_addend(c: Array, shape: tuple[int, ...]) -> None:
+    if np.broadcast_shapes(shape, c.shape) != shape:
+        raise ValueError(f"c of shape {c.shape} does not broadcast to {shape}")
+
+
+def _with_addend(
+    xp: ArrayModule, a: Array, b: Array, c: Array | None, alpha: float, beta: float, out: Array | None
+) -> Array:
+    """alpha * a @ b + beta * c on a device, where c is a bias of the columns, or a residual."""
+    from .cuda.cublas_lt import matmul
+
+    if c is None:
+        return matmul(xp, a, b, out, alpha=alpha)
+    shape = product_shape(a, b)
+    _check_addend(c, shape)
+    if c.size == shape[1] and c.shape[-1:] == shape[1:] and beta == 1.0:
+        return matmul(xp, a, b, out, bias=c.reshape(-1), alpha=alpha)
+    return matmul(xp, a, b, out, residual=xp.broadcast_to(c, shape), alpha=alpha, beta=beta)
 
 
 def _scaled(x: Array, factor: float) -> Array:

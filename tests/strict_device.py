@@ -63,6 +63,7 @@ class StrictArray:
     nbytes = property(lambda self: self._array.nbytes)
     strides = property(lambda self: self._array.strides)
     base = property(lambda self: self._array.base)
+    flags = property(lambda self: self._array.flags)
     T = property(lambda self: StrictArray(self._array.T))
     real = property(lambda self: StrictArray(self._array.real))
     imag = property(lambda self: StrictArray(self._array.imag))

@@ -1,0 +1,281 @@
+"""Matrix products on a device by cuBLASLt: any batch and layout, with a bias, an activation, a residual at their end.
+
+fp16 and bf16 operands are multiplied as they are and summed in float32; the result is rounded once.
+"""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from ..gemm import Gemm, contiguous_calls, product_shape
+from ..operands import BFLOAT16, FLOAT32, compute_dtype, narrow, widen
+from ..registry import Array, ArrayModule
+from .cublas_lt_library import BF16, EPILOGUES, F16, F32, F64, Addresses, CublasLtError, Library, Plan, Problem, library
+
+TYPES: dict[np.dtype[Any], int] = {
+    FLOAT32: F32,
+    np.dtype(np.float64): F64,
+    np.dtype(np.float16): F16,
+    BFLOAT16: BF16,
+}
+"""cudaDataType_t of the dtypes that are multiplied."""
+
+WORKSPACE_BYTES = {True: 32 * 2**20, False: 8 * 2**20}
+"""Of a stream, by whether the device is of compute capability 9.0 or later."""
+
+MOST_PLANS = 4096
+"""Of a device; those that were not used for the longest time are dropped."""
+
+MOST_ALIGNMENT = 256
+"""Bytes; no way of computing a product asks for more."""
+
+_GELU_FACTOR, _GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
+
+
+class _Precision(threading.local):
+    is_tf32 = False
+
+
+_PRECISION = _Precision()
+
+
+@contextmanager
+def tf32(is_allowed: bool) -> Iterator[None]:
+    """Whether products of float32 that the thread asks for in here may round operands to 10 bits of mantissa."""
+    before, _PRECISION.is_tf32 = _PRECISION.is_tf32, is_allowed
+    try:
+        yield
+    finally:
+        _PRECISION.is_tf32 = before
+
+
+class Multiplier:
+    """What a device is asked for products with: plans, and a workspace for each stream.
+
+    Args:
+        module: CuPy; the device is the current one.
+        functions: cuBLASLt's.
+    """
+
+    def __init__(self, module: ArrayModule, functions: Library) -> None:
+        self._module = module
+        self._library = functions
+        self._handle = functions.create("")
+        self._workspace_bytes = WORKSPACE_BYTES[int(module.cuda.Device().compute_capability) >= 90]
+        self._workspaces: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._plans: OrderedDict[Problem, Plan | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def plan(self, problem: Problem) -> Plan | None:
+        """How a problem is computed; None where there is no way."""
+        with self._lock:
+            if problem in self._plans:
+                self._plans.move_to_end(problem)
+                return self._plans[problem]
+            try:
+                plan = Plan(self._library, self._handle, problem, self._workspace_bytes)
+            except CublasLtError:
+                plan = None
+            self._plans[problem] = plan
+            if len(self._plans) > MOST_PLANS:
+                self._plans.popitem(last=False)
+        return plan
+
+    def run(self, plan: Plan, addresses: Addresses, factors: tuple[float, float]) -> None:
+        """Compute a plan on the current stream; see `Plan.run`."""
+        stream = self._module.cuda.get_current_stream()
+        plan.run(addresses, factors, self._workspace(stream) if plan.workspace_bytes else 0, stream.ptr)
+
+    def _workspace(self, stream: Any) -> int:
+        """The address of a stream's workspace, which lasts as long as the stream: captured graphs use it too.
+
+        It does not come from the allocator of the moment, whose memory a captured graph may own.
+        """
+        found = self._workspaces.get(stream)
+        if found is None:
+            pool = self._module.get_default_memory_pool()
+            found = self._workspaces[stream] = pool.malloc(self._workspace_bytes)
+        return int(found.ptr)
+
+
+_MULTIPLIERS: dict[int, Multiplier] = {}
+_LOCK = threading.Lock()
+
+
+def _multiplier(xp: ArrayModule, device: int) -> Multiplier:
+    """That of a device, which is the current one."""
+    if device not in _MULTIPLIERS:
+        with _LOCK:
+            if device not in _MULTIPLIERS:
+                _MULTIPLIERS[device] = Multiplier(xp, library())
+    return _MULTIPLIERS[device]
+
+
+def matmul(
+    xp: ArrayModule,
+    a: Array,
+    b: Array,
+    out: Array | None = None,
+    *,
+    dtype: "np.dtype[Any] | None" = None,
+    bias: Array | None = None,
+    activation: str | None = None,
+    residual: Array | None = None,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+) -> Array:
+    """activation(alpha * a @ b + beta * residual + bias), over the last two dims; leading dims broadcast.
+
+    The whole is one launch for each call that `contiguous_calls` makes of it, where the library has a way to do so.
+
+    Args:
+        xp: CuPy.
+        a, b: operands of one dtype; a vector counts as one row or one column. Where they are of two, both are taken in
+            the wider one's compute dtype.
+        out: what the result is written into, where it is contiguous and of its shape and dtype.
+        dtype: of the result: that of `a` (None), or another, which is rounded to from the compute dtype.
+        bias: a number for each column of the result.
+        activation: None, "relu" (which may make 0 of NaN), or "gelu_tanh".
+        residual: of the result's shape.
+        alpha, beta: factors.
+
+    Returns:
+        A new array, or `out`.
+
+    Raises:
+        ValueError: the operands do not fit each other.
+    """
+    if activation not in EPILOGUES:
+        raise ValueError(f"activation {activation!r} is none of {', '.join(map(repr, EPILOGUES))}")
+    dtype = a.dtype if dtype is None else np.dtype(dtype)
+    if a.dtype != b.dtype:
+        common = np.promote_types(compute_dtype(a.dtype), compute_dtype(b.dtype))
+        a, b = a.astype(common, copy=False), b.astype(common, copy=False)
+    inner = b.shape[-2] if b.ndim > 1 else b.shape[0]
+    if a.shape[-1] != inner:
+        raise ValueError(f"inner dims {a.shape[-1]} and {inner} differ")
+    shape, kind = product_shape(a, b), dtype if dtype in (a.dtype, compute_dtype(a.dtype)) else compute_dtype(a.dtype)
+    _check_addends(bias, residual, shape)
+    is_fit = out is not None and out.shape == shape and out.dtype == kind and out.flags.c_contiguous
+    result = out if out is not None and is_fit else xp.empty(shape, dtype=kind)
+    if not result.size:
+        return narrow(result, dtype)
+    addends = _Addends(bias, activation, residual, alpha, beta)
+    if not inner:
+        result.fill(0)
+        return narrow(addends.added(xp, widen(result), result), dtype)
+    _multiply(xp, a, b, result, addends)
+    return narrow(result, dtype)
+
+
+def _check_addends(bias: Array | None, residual: Array | None, shape: tuple[int, ...]) -> None:
+    if bias is not None and bias.shape != shape[-1:]:
+        raise ValueError(f"a bias of shape {bias.shape} does not fit a product of shape {shape}")
+    if residual is not None and residual.shape != shape:
+        raise ValueError(f"a residual of shape {residual.shape} does not fit a product of shape {shape}")
+
+
+class _Addends:
+    """What follows on a product: factors, a bias, a residual, an activation."""
+
+    def __init__(
+        self, bias: Array | None, activation: str | None, residual: Array | None, alpha: float, beta: float
+    ) -> None:
+        self.bias = bias
+        self.activation = activation
+        self.residual = residual
+        self.alpha = alpha
+        self.beta = beta
+
+    @property
+    def is_any(self) -> bool:
+        """Whether anything follows but a factor."""
+        return not (self.bias is None and self.activation is None and self.residual is None)
+
+    def of_dtype(self, xp: ArrayModule, dtype: "np.dtype[Any]") -> "_Addends":
+        """As the library takes them: one after the other in memory, in the result's dtype."""
+
+        def taken(x: Array | None) -> Array | None:
+            return None if x is None else xp.ascontiguousarray(narrow(x, dtype))
+
+        return _Addends(taken(self.bias), self.activation, taken(self.residual), self.alpha, self.beta)
+
+    def added(self, xp: ArrayModule, product: Array, result: Array) -> Array:
+        """Into `result`, what follows on a product in its compute dtype, which has its factor."""
+        kind = product.dtype.type
+        if self.residual is not None:
+            product = product + widen(self.residual) * kind(self.beta)
+        if self.bias is not None:
+            product = product + widen(self.bias)
+        if self.activation == "relu":
+            product = xp.maximum(product, kind(0))
+        elif self.activation == "gelu_tanh":
+            inner = kind(_GELU_FACTOR) * (product + kind(_GELU_CUBE) * (product * product * product))
+            product = kind(0.5) * product * (kind(1) + xp.tanh(inner))
+        result[...] = product.astype(result.dtype, copy=False)
+        return result
+
+
+def _multiply(xp: ArrayModule, a: Array, b: Array, result: Array, addends: _Addends) -> None:
+    """Write a product and what follows on it, none of which is empty, into a contiguous array."""
+    left = a[None] if a.ndim == 1 else a
+    right = b[:, None] if b.ndim == 1 else b
+    batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    left, right, calls = contiguous_calls(xp, left, right, batch)
+    # A bias of a product with a vector would be one of its single column.
+    is_together = addends.bias is None or b.ndim > 1
+    taken = addends.of_dtype(xp, result.dtype)
+    if is_together and _is_done(xp, calls, left, right, result, taken):
+        return
+    if addends.is_any:
+        kind = compute_dtype(a.dtype)
+        product = result if result.dtype == kind and addends.residual is None else xp.empty(result.shape, dtype=kind)
+        _multiply(xp, a, b, product, _Addends(None, None, None, addends.alpha, 1.0))
+        addends.added(xp, product, result)
+        return
+    raise ValueError(f"cuBLASLt multiplies no {a.dtype}{list(a.shape)} with {b.dtype}{list(b.shape)}")
+
+
+def _is_done(xp: ArrayModule, calls: list[Gemm], a: Array, b: Array, result: Array, addends: _Addends) -> bool:
+    """Compute a product and what follows on it, if the library has a way for all calls."""
+    multiplier = _multiplier(xp, a.data.device_id)
+    bias = 0 if addends.bias is None else addends.bias.data.ptr
+    operands, kind = TYPES[a.dtype], TYPES[result.dtype]
+    residual, beta = (result, 0.0) if addends.residual is None else (addends.residual, addends.beta)
+    planned = []
+    for call in calls:
+        target = call.c.offset * result.itemsize
+        addresses = Addresses(
+            a.data.ptr + call.a.offset * a.itemsize,
+            b.data.ptr + call.b.offset * b.itemsize,
+            residual.data.ptr + target,
+            result.data.ptr + target,
+            bias,
+        )
+        problem = Problem(
+            _unplaced(call),
+            operands,
+            kind,
+            addends.activation,
+            bool(bias),
+            _PRECISION.is_tf32,
+            addresses.alignments(MOST_ALIGNMENT),
+        )
+        plan = multiplier.plan(problem)
+        if plan is None:
+            return False
+        planned.append((plan, addresses))
+    for plan, addresses in planned:
+        multiplier.run(plan, addresses, (addends.alpha, beta))
+    return True
+
+
+def _unplaced(call: Gemm) -> Gemm:
+    """The call with matrices at the beginning."""
+    return call._replace(a=call.a._replace(offset=0), b=call.b._replace(offset=0), c=call.c._replace(offset=0))

@@ -1,0 +1,259 @@
+"""Products by cuBLASLt, on a stand-in that does on the host what its descriptors say."""
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from irpar.kernels import lookup
+from irpar.kernels.cuda import cublas_lt
+from irpar.kernels.cuda.cublas_lt_library import Library, library
+from irpar.kernels.gemm import product
+from tests.strict_device import STRICT, StrictArray
+
+from .fake_cublas_lt import FakeCublasLt, FakePool
+
+F16, BF16, F32, F64 = (np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
+UNIT = {F16: 2.0**-10, BF16: 2.0**-7, F32: 2.0**-21, F64: 2.0**-50}
+GUARD = 16
+"""Elements before and behind a result, which nothing may write to."""
+
+
+class Stream:
+    ptr = 4096
+
+
+class Device:
+    """A stand-in for CuPy whose arrays lie on the host, and for cuBLASLt."""
+
+    def __init__(self, refuses: Any = lambda problem: False) -> None:
+        self.fake, self.pool, self.stream = FakeCublasLt(refuses), FakePool(), Stream()
+        cuda = SimpleNamespace(
+            get_current_stream=lambda: self.stream, Device=lambda: SimpleNamespace(compute_capability="90")
+        )
+        self.xp = SimpleNamespace(
+            **{**vars(STRICT), "__name__": "cupy", "cuda": cuda, "get_default_memory_pool": lambda: self.pool}
+        )
+        self.multiplier = cublas_lt.Multiplier(self.xp, Library(self.fake))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(cublas_lt, "_MULTIPLIERS", {0: made.multiplier})
+    return made
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def exact(a: np.ndarray, b: np.ndarray, *, bias: Any, activation: Any, residual: Any, alpha: float, beta: float) -> Any:
+    y = alpha * np.matmul(a.astype(F64), b.astype(F64))
+    y = y if residual is None else y + beta * residual.astype(F64)
+    y = y if bias is None else y + bias.astype(F64)
+    return {None: y, "relu": np.maximum(y, 0), "gelu_tanh": gelu_tanh(y)}[activation]
+
+
+def guarded(shape: tuple[int, ...], dtype: np.dtype, offset: int) -> tuple[np.ndarray, np.ndarray]:
+    """A poisoned result amid memory that must stay as it is, and all of that memory."""
+    count = int(np.prod(shape))
+    memory = np.full(offset + count + 2 * GUARD, np.nan, dtype)
+    return memory[offset + GUARD : offset + GUARD + count].reshape(shape), memory
+
+
+@st.composite
+def operand(draw: Any, batch: list[int], rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
+    """A view with its dims in any order in memory, at any offset, with gaps; batch dims missing or of one element."""
+    kept = draw(st.integers(0, len(batch)))
+    dims = [draw(st.sampled_from([1, size])) for size in batch[len(batch) - kept :]] + [rows, columns]
+    order = draw(st.permutations(range(len(dims))))
+    gaps = [draw(st.sampled_from([0, 0, 1, 3])) for _ in order]
+    sizes = [dims[place] + gap for place, gap in zip(order, gaps, strict=True)]
+    offset = draw(st.integers(0, 3))
+    seed = draw(st.integers(0, 2**32 - 1))
+    numbers = np.random.default_rng(seed).standard_normal(offset + int(np.prod(sizes))).astype(dtype)
+    whole = numbers[offset:].reshape(sizes)
+    return whole[tuple(slice(0, dims[place]) for place in order)].transpose(np.argsort(order))
+
+
+@st.composite
+def problem(draw: Any) -> dict[str, Any]:
+    dtype = draw(st.sampled_from([F16, BF16, F32, F64]))
+    result = draw(st.sampled_from([dtype, F32 if dtype.itemsize == 2 else dtype]))
+    batch = draw(st.lists(st.integers(1, 3), max_size=3))
+    m, k, n = (draw(st.sampled_from([1, 2, 3, 5, 8])) for _ in range(3))
+    a, b = draw(operand(batch, m, k, dtype)), draw(operand(batch, k, n, dtype))
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n)
+    numbers = np.random.default_rng(draw(st.integers(0, 9)))
+    return {
+        **{"a": a, "b": b, "dtype": result, "shape": shape, "offset": draw(st.integers(0, 3))},
+        "bias": numbers.standard_normal(n).astype(dtype) if draw(st.booleans()) else None,
+        "residual": numbers.standard_normal(shape).astype(dtype) if draw(st.booleans()) else None,
+        "activation": draw(st.sampled_from([None, "relu", "gelu_tanh"])),
+        **{"alpha": draw(st.sampled_from([1.0, -0.5])), "beta": draw(st.sampled_from([1.0, 2.0]))},
+    }
+
+
+def check(device: Device, case: dict[str, Any]) -> None:
+    a, b, dtype = case["a"], case["b"], case["dtype"]
+    addends = {name: case[name] for name in ("bias", "activation", "residual", "alpha", "beta")}
+    placed = {name: StrictArray(x) if isinstance(x, np.ndarray) else x for name, x in addends.items()}
+    out, memory = guarded(case["shape"], dtype, case["offset"])
+    before = memory.copy()
+    written = StrictArray(out)
+    found = cublas_lt.matmul(device.xp, StrictArray(a), StrictArray(b), written, dtype=dtype, **placed)
+    assert found is written
+    wanted, room = exact(a, b, **addends), np.matmul(abs(a.astype(F64)), abs(b.astype(F64)))
+    assert (abs(out.astype(F64) - wanted) <= UNIT[dtype] * (room + abs(wanted) + 4)).all()
+    around = np.ones(len(memory), bool)
+    around[case["offset"] + GUARD : len(memory) - GUARD] = False
+    assert memory[around].tobytes() == before[around].tobytes()
+
+
+@given(problem())
+def test_products_of_any_layout_with_what_follows(case: dict[str, Any]) -> None:
+    made = Device()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cublas_lt, "_MULTIPLIERS", {0: made.multiplier})
+        check(made, case)
+
+
+@given(problem())
+def test_what_the_library_cannot_add_is_added_after(case: dict[str, Any]) -> None:
+    made = Device(lambda problem: problem["epilogue"] != 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cublas_lt, "_MULTIPLIERS", {0: made.multiplier})
+        check(made, case)
+
+
+def test_nothing_to_multiply_by_is_refused() -> None:
+    made = Device(lambda problem: True)
+    ones = StrictArray(np.ones((2, 3), F32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cublas_lt, "_MULTIPLIERS", {0: made.multiplier})
+        with pytest.raises(ValueError, match=r"multiplies no float32\[2, 3\] with float32\[3, 2\]"):
+            cublas_lt.matmul(made.xp, ones, ones.T)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((7,), (7, 3)), ((5, 7), (7,)), ((7,), (7,)), ((2, 5, 7), (7,)), ((7,), (2, 7, 3)), ((2, 0, 7), (7, 4))],
+)
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+def test_vectors_and_empty_results(device: Device, first: Any, second: Any, dtype: np.dtype) -> None:
+    a, b = (np.arange(np.prod(shape)).reshape(shape).astype(dtype) for shape in (first, second))
+    found = product(device.xp, StrictArray(a), StrictArray(b))
+    wanted = np.matmul(a.astype(F64), b.astype(F64))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found._array.astype(F64), wanted)
+
+
+def test_sums_of_nothing_are_zero_with_what_follows(device: Device) -> None:
+    a, b = StrictArray(np.ones((2, 0), F16)), StrictArray(np.ones((0, 3), F16))
+    bias = np.array([-1, 0, 2], F16)
+    out = StrictArray(np.full((2, 3), np.nan, F16))
+    found = cublas_lt.matmul(device.xp, a, b, out, bias=StrictArray(bias), activation="relu")
+    assert found is out
+    np.testing.assert_array_equal(out._array, [[0, 0, 2]] * 2)
+    assert not device.fake.products
+
+
+def test_two_dtypes_are_multiplied_in_the_wider_one(device: Device) -> None:
+    a, b = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
+    found = product(device.xp, StrictArray(a.astype(F16)), StrictArray(b))
+    assert found.dtype == F16
+    np.testing.assert_array_equal(found._array, a @ b)
+    assert device.fake.products[-1]["dtype"] == F64
+
+
+def test_16_bit_operands_are_not_widened(device: Device) -> None:
+    a, b = StrictArray(np.ones((4, 8), BF16)), StrictArray(np.ones((8, 4), BF16))
+    for dtype in (BF16, F32):
+        found = product(device.xp, a, b, dtype)
+        assert found.dtype == dtype
+        last = device.fake.products[-1]
+        assert (last["dtype"], last["result"], last["compute"]) == (BF16, dtype, 68)
+
+
+def test_tf32_is_used_where_asked_for_alone(device: Device) -> None:
+    a, b = StrictArray(np.ones((4, 8), F32)), StrictArray(np.ones((8, 4), F32))
+
+    def compute() -> int:
+        product(device.xp, a, b)
+        return device.fake.products[-1]["compute"]
+
+    assert compute() == 68
+    with cublas_lt.tf32(True):
+        assert compute() == 77
+        with cublas_lt.tf32(False):
+            assert compute() == 68
+        elsewhere: list[int] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(compute()))
+        thread.start()
+        thread.join()
+        assert elsewhere == [68]
+    assert compute() == 68
+
+
+def test_a_way_is_looked_for_once(device: Device) -> None:
+    a, b = StrictArray(np.ones((4, 8), F32)), StrictArray(np.ones((8, 4), F32))
+    out = StrictArray(np.empty((4, 4), F32))
+    for _ in range(5):
+        cublas_lt.matmul(device.xp, a, b, out)
+    assert device.fake.heuristics == 1
+    assert device.pool.allocations == 1
+    cublas_lt.matmul(device.xp, a, b, out, alpha=2.0)  # A factor is no part of the problem.
+    assert device.fake.heuristics == 1
+
+
+def test_each_stream_has_a_workspace_that_goes_with_it(device: Device) -> None:
+    a = StrictArray(np.ones((4, 4), F32))
+    first, device.stream = device.stream, Stream()
+    for stream in (first, device.stream, first):
+        device.stream = stream
+        product(device.xp, a, a)
+    assert device.pool.allocations == 2
+    del first, stream
+    device.stream = Stream()
+    assert len(device.multiplier._workspaces) == 0
+
+
+def test_plans_that_are_long_unused_are_dropped(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cublas_lt, "MOST_PLANS", 2)
+    for size in range(1, 6):
+        product(device.xp, StrictArray(np.ones((size, 4), F32)), StrictArray(np.ones((4, 4), F32)))
+    assert len(device.multiplier._plans) == 2
+    kinds = [fields for fields in device.fake.alive.values() if "compute" in fields]
+    assert len(kinds) == 2
+
+
+@pytest.mark.parametrize("added", [(3, 4), (4,), (1, 4), (3, 1), (1, 1), ()], ids=str)
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+def test_gemm_is_one_launch(device: Device, added: tuple[int, ...], dtype: np.dtype) -> None:
+    numbers = np.random.default_rng(1)
+    a, b, c = (numbers.standard_normal(shape).astype(dtype) for shape in ((5, 3), (4, 5), added))
+    kernel = lookup("", "Gemm", 13)
+    assert kernel is not None
+    attributes = {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}
+    out = StrictArray(np.full((3, 4), np.nan, dtype))
+    (found,) = kernel(device.xp, [StrictArray(x) for x in (a, b, c)], attributes, 1, out)
+    wanted = 0.5 * a.T.astype(F64) @ b.T.astype(F64) + 2.0 * c.astype(F64)
+    assert found is out
+    np.testing.assert_allclose(found._array.astype(F64), wanted, rtol=0, atol=4 * UNIT[dtype])
+    assert len(device.fake.products) == 1
+
+
+def test_the_library_that_goes_with_cupy() -> None:
+    pytest.importorskip("cuda.pathfinder")
+    try:
+        found = library()
+    except Exception as error:
+        pytest.skip(f"there is none: {error}")
+    made = found.create("MatrixLayout", 0, 4, 4, 4)
+    found.call("cublasLtMatrixLayoutDestroy", made)

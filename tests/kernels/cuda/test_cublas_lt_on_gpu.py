@@ -1,0 +1,172 @@
+"""Products by cuBLASLt on a device, against numpy in float64: layouts, epilogues, what lies around, CUDA graphs."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from irpar.kernels import lookup
+from irpar.kernels.cuda.cublas_lt import matmul, tf32
+from irpar.kernels.gemm import product
+from tests.gpu import NEEDS_GPU, cupy
+
+from .test_cublas_lt import exact
+
+pytestmark = NEEDS_GPU
+
+F16, BF16, F32, F64 = (np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
+UNIT = {F16: 2.0**-10, BF16: 2.0**-7, F32: 2.0**-22, F64: 2.0**-50}
+DTYPES = [(F16, F16), (F16, F32), (BF16, BF16), (BF16, F32), (F32, F32), (F64, F64)]
+GUARD, POISON = 64, 12345.0
+
+SHAPES = [
+    ((1, 1), (1, 1)),
+    ((33, 65), (65, 17)),
+    ((128, 256), (256, 384)),
+    ((1, 300), (300, 129)),
+    ((255, 31), (31, 1)),
+    ((3, 5, 70), (70, 9)),
+    ((2, 3, 33, 17), (2, 3, 17, 40)),
+    ((2, 1, 33, 17), (1, 3, 17, 40)),
+    ((40, 64), (6, 64, 8)),
+    ((2, 4, 512), (512, 1000)),
+]
+
+
+def place(x: np.ndarray, layout: str, offset: int) -> Any:
+    """x on the device: its last two dims turned in memory or not, at an offset of some elements."""
+    turned = x.swapaxes(-1, -2) if layout == "turned" else x
+    memory = cupy().zeros(offset + turned.size, dtype=x.dtype)
+    memory[offset:] = cupy().asarray(np.ascontiguousarray(turned)).reshape(-1)
+    view = memory[offset:].reshape(turned.shape)
+    return view.swapaxes(-1, -2) if layout == "turned" else view
+
+
+def guarded(shape: tuple[int, ...], dtype: np.dtype, offset: int) -> tuple[Any, Any]:
+    """A poisoned result between guards, and all of that memory."""
+    memory = cupy().asarray(np.full(offset + int(np.prod(shape)) + 2 * GUARD, POISON).astype(dtype))
+    return memory[offset + GUARD : memory.size - GUARD].reshape(shape), memory
+
+
+def check_close(found: Any, a: np.ndarray, b: np.ndarray, unit: float, **addends: Any) -> None:
+    wanted = exact(a, b, **addends)
+    room = abs(addends["alpha"]) * np.matmul(abs(a.astype(F64)), abs(b.astype(F64)))
+    for addend in (addends["bias"], addends["residual"]):
+        room = room if addend is None else room + abs(addend.astype(F64))
+    error = abs(cupy().asnumpy(found).astype(F64) - wanted)
+    worst = (error / (unit * (room + 1e-3))).max()
+    assert worst <= 1, f"an error of {worst:.3g} times what rounding explains"
+
+
+PLAIN: dict[str, Any] = {"bias": None, "activation": None, "residual": None, "alpha": 1.0, "beta": 1.0}
+
+
+@pytest.mark.parametrize(("dtype", "result"), DTYPES, ids=str)
+@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "layouts", [("plain", "plain"), ("turned", "plain"), ("plain", "turned"), ("turned", "turned")]
+)
+@pytest.mark.parametrize("offsets", [(0, 0, 0), (1, 3, 1), (8, 0, 4)], ids=str)
+def test_products(dtype: np.dtype, result: np.dtype, shapes: Any, layouts: Any, offsets: Any) -> None:
+    numbers = np.random.default_rng()
+    a, b = (numbers.standard_normal(shape).astype(dtype) for shape in shapes)
+    left, right = (place(x, layout, offset) for x, layout, offset in zip((a, b), layouts, offsets, strict=False))
+    shape = np.matmul(a.astype(F64), b.astype(F64)).shape
+    out, memory = guarded(shape, result, offsets[2])
+    assert matmul(cupy(), left, right, out, dtype=result) is out
+    check_close(out, a, b, UNIT[result], **PLAIN)
+    edges = cupy().concatenate([memory[: offsets[2] + GUARD], memory[-GUARD:]])
+    np.testing.assert_array_equal(cupy().asnumpy(edges), np.asarray(POISON).astype(result))
+
+
+@pytest.mark.parametrize(("dtype", "result"), DTYPES, ids=str)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu_tanh"])
+@pytest.mark.parametrize("has", ["bias", "residual", "both", "neither"])
+@pytest.mark.parametrize("shapes", [SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[6]], ids=str)
+def test_what_follows(dtype: np.dtype, result: np.dtype, activation: Any, has: str, shapes: Any) -> None:
+    numbers = np.random.default_rng()
+    a, b = (numbers.standard_normal(shape).astype(dtype) for shape in shapes)
+    shape = np.matmul(a.astype(F64), b.astype(F64)).shape
+    bias = numbers.standard_normal(shape[-1]).astype(dtype) if has in ("bias", "both") else None
+    residual = numbers.standard_normal(shape).astype(dtype) if has in ("residual", "both") else None
+    out, _ = guarded(shape, result, 0)
+    addends: dict[str, Any] = {"activation": activation, "alpha": 0.5, "beta": 1.0}
+    placed = {name: None if x is None else cupy().asarray(x) for name, x in (("bias", bias), ("residual", residual))}
+    matmul(cupy(), place(a, "plain", 0), place(b, "plain", 0), out, dtype=result, **placed, **addends)
+    # The library computes tanh in hardware, to some 2**-11.
+    unit = max(UNIT[result], 2.0**-10) if activation == "gelu_tanh" and result != F64 else UNIT[result]
+    check_close(out, a, b, 2 * unit, bias=bias, residual=residual, **addends)
+
+
+@pytest.mark.parametrize("batch", [65535, 65536, 70001])
+def test_batches_of_many_small_products(batch: int) -> None:
+    numbers = np.random.default_rng()
+    a, b = (numbers.standard_normal((batch, 3, 3)).astype(F32) for _ in range(2))
+    check_close(product(cupy(), cupy().asarray(a), cupy().asarray(b)), a, b, UNIT[F32], **PLAIN)
+
+
+def test_sums_of_16_bit_products_are_not_rounded_in_between() -> None:
+    """Few results of long sums are computed in parts: 1 and 2**-12 in turn, which float16 loses beside larger sums."""
+    k = 2**16
+    a = np.ones((8, k), F16)
+    b = np.where(np.arange(k) % 2, 2.0**-12, 1.0).astype(F16)[:, None].repeat(8, 1)
+    found = cupy().asnumpy(product(cupy(), cupy().asarray(a), cupy().asarray(b), F32))
+    np.testing.assert_allclose(found, a.astype(F64) @ b.astype(F64), rtol=2.0**-20)
+
+
+def error_of(found: Any, wanted: np.ndarray) -> float:
+    return float(abs(cupy().asnumpy(found).astype(F64) - wanted).max())
+
+
+def test_tf32_is_off_unless_allowed() -> None:
+    numbers = np.random.default_rng(0)
+    a, b = (numbers.standard_normal((512, 512)).astype(F32) for _ in range(2))
+    wanted, left, right = a.astype(F64) @ b.astype(F64), cupy().asarray(a), cupy().asarray(b)
+    full = error_of(product(cupy(), left, right), wanted)
+    with tf32(True):
+        rounded = error_of(product(cupy(), left, right), wanted)
+    assert full < 2e-4
+    assert rounded > 10 * full
+    assert error_of(product(cupy(), left, right), wanted) == full
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)
+@pytest.mark.parametrize("operator", ["MatMul", "Gemm", "Einsum"])
+def test_captured_products_see_operands_of_the_replay(dtype: np.dtype, operator: str) -> None:
+    xp, numbers = cupy(), np.random.default_rng()
+    a, b, c = (xp.zeros(shape, dtype=dtype) for shape in ((2, 65, 96), (2, 96, 33), (65,)))
+    out = xp.zeros((2, 65, 33), dtype=dtype)
+    kernel = lookup("", operator, 13)
+    assert kernel is not None
+
+    def compute() -> Any:
+        if operator == "Gemm":
+            return kernel(xp, [b[1], a[1], c], {"transA": 1, "transB": 1}, 1)[0]
+        if operator == "Einsum":
+            return kernel(xp, [a, b], {"equation": "bij,bjk->bik"}, 1)[0]
+        return kernel(xp, [a, b], {}, 1, out)[0]
+
+    stream = xp.cuda.Stream(non_blocking=True)
+    pool = xp.cuda.MemoryPool()
+    with stream:
+        compute()
+        stream.synchronize()
+        with xp.cuda.using_allocator(pool.malloc):
+            stream.begin_capture()
+            try:
+                found = compute()
+            finally:
+                graph = stream.end_capture()
+        for _ in range(3):
+            given = [numbers.standard_normal(x.shape).astype(dtype) for x in (a, b, c)]
+            for array, numbers_of_it in zip((a, b, c), given, strict=True):
+                array.set(numbers_of_it)
+            found[...] = 0
+            graph.launch()
+            stream.synchronize()
+            left, right, added = given
+            if operator == "Gemm":
+                check_close(found, right[1].T, left[1].T, 2 * UNIT[dtype], **{**PLAIN, "bias": added})
+            else:
+                check_close(found, left, right, UNIT[dtype], **PLAIN)
