@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -214,13 +215,15 @@ def test_pools_are_watched(context: Context, monkeypatch: pytest.MonkeyPatch) ->
     cupy = SimpleNamespace(cuda=SimpleNamespace(MemoryHook=Hook), get_default_memory_pool=lambda: pool)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
 
-    def program(partition: Any, executor: Any) -> None:
-        for told in ("malloc", 1024), ("malloc", 512), ("free", 1024), ("malloc", 512):
-            getattr(hooks[0], f"{told[0]}_postprocess")(device_id=0, mem_size=told[1], mem_ptr=1, pmem_id=1)
+    def runs(partition: Any, executor: Any) -> Iterator[None]:
+        for told in (("malloc", 4096), ("free", 3072)), (("malloc", 512), ("free", 1024), ("malloc", 512)):
+            for what, size in told:
+                getattr(hooks[0], f"{what}_postprocess")(device_id=0, mem_size=size, mem_ptr=1, pmem_id=1)
+            yield
 
     mlp = next(one for one in memory.programs() if one.name == "mlp, inference")
     with mlp.make() as partition:
-        assert memory._on_device(replace(mlp, run=program), partition, context) == (1536, 4096)
+        assert memory._on_device(replace(mlp, runs=runs), partition, context) == (1536, 4096)
     assert hooks == []
 
 

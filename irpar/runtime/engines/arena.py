@@ -13,6 +13,8 @@ from irpar.analysis.memory.scratch import scratch_bytes
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.runtime.instructions import Segment
 
+from .arena_height import height
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -95,7 +97,7 @@ class Arena:
 
 
 def arena_layout(
-    segment: Segment, with_scratch: bool = False, dtypes: "Set[np.dtype[Any]] | None" = None
+    segment: Segment, with_scratch: bool = False, dtypes: "Set[np.dtype[Any]] | None" = None, beside: bool = False
 ) -> ArenaLayout:
     """Places for the results inside a segment that kernels can write into arrays that they are given.
 
@@ -105,6 +107,8 @@ def arena_layout(
         segment: it.
         with_scratch: whether what kernels of a processor need beside their results has places too.
         dtypes: those that results may have; None: all.
+        beside: whether results may also lie outside, where memory is allocated and freed at little cost: as many do so
+            as lets the segment take no more than what it holds at once.
     """
     writing = frozenset(filter(writes_out, segment.nodes))
     last = _last_steps(segment, writing)
@@ -117,13 +121,17 @@ def arena_layout(
             inside = [value for value in node.results if value not in outside and _has_place(value, dtypes)]
             held.extend(Lifetime(value, value.tensor_type.nbytes, step, last.get(value, step)) for value in inside)
     found = place(held)
+    nbytes = found.nbytes
+    if beside:
+        nbytes = height(segment, held, found, last)
+        held = [one for one in held if found.offsets[one.key] + one.nbytes <= nbytes]
     slots = {
         one.key: Slot(found.offsets[one.key], one.key.tensor_type.static_shape, one.key.dtype.numpy)
         for one in held
         if isinstance(one.key, Value)
     }
     scratch = {one.key: (found.offsets[one.key], one.nbytes) for one in held if isinstance(one.key, Node)}
-    return ArenaLayout(slots, scratch, found.nbytes)
+    return ArenaLayout(slots, scratch, nbytes)
 
 
 def places_of(segment: Segment) -> dict[Node, int]:

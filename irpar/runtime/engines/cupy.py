@@ -65,7 +65,7 @@ class CupySegment:
     """A segment of one part, compiled to instructions on each device that a rank of the part has."""
 
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
-        self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES)
+        self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES, beside=True)
         self._over = places_of(segment)
         self._engine = engine
         self._segment = segment

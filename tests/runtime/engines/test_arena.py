@@ -5,10 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+import irpar
 from irpar import models
 from irpar.ir import Module
 from irpar.onnx_io import to_module
-from irpar.output.parts import parts_of
+from irpar.output.parts import Part, parts_of
+from irpar.runtime.engines import arena_height
 from irpar.runtime.engines.arena import Arena, Arenas, arena_layout
 from irpar.runtime.engines.base import Constants, EngineSettings
 from irpar.runtime.engines.numpy import NumpyEngine, NumpySegment
@@ -16,6 +18,7 @@ from irpar.runtime.executor import Executor
 from irpar.runtime.program import build_program
 from irpar.sharding import Mesh
 from irpar.verification.inputs import random_inputs
+from tests.runtime.devices import strict_device
 from tests.runtime.programs import module
 
 REUSED = """
@@ -32,7 +35,7 @@ REUSED = """
 """
 
 
-def segment_of(loaded: Module):
+def segment_of(loaded: Module | Part):
     (segment,) = build_program(loaded.graph).segments
     return segment
 
@@ -53,6 +56,44 @@ def test_memory_is_used_again_but_not_while_a_view_of_it_is_held():
     # `c` must outlive all: the result `v` is a view of it.
     assert places == {"a": 0, "b": 4096, "c": 0, "e": 4096}
     assert layout.nbytes == 8192
+
+
+GROWING = """
+    mesh @m = ["x"=1]
+    graph local @g(%x: f32[1024]) -> (%y) opset 21 ranks [0] {
+      %s = constant : i64[1] [2048]
+      %a = Neg(%x) : f32[1024]
+      %b = Exp(%a) : f32[1024]
+      %c = ReduceSum(%b) : f32[1]
+      %y = Expand(%c, %s) : f32[2048]
+    }
+"""
+
+
+@pytest.mark.parametrize(("allowed", "names", "nbytes"), [(8191, "abc", 8192), (8188, "abc", 8192), (8187, "ac", 4096)])
+def test_an_arena_is_no_higher_than_what_lies_beside_it_lets_it_be(allowed, names, nbytes, monkeypatch):
+    """At most 8,196 bytes are held at once; at the end 8,192 of them are the result, which lies outside."""
+    monkeypatch.setattr(arena_height, "ALLOWED_BYTES", allowed)
+    layout = arena_layout(segment_of(module(GROWING)), beside=True)
+    assert "".join(sorted(value.name for value in layout.slots)) == names
+    assert layout.nbytes == nbytes
+    assert arena_layout(segment_of(module(GROWING))).nbytes == 8192
+
+
+@pytest.mark.parametrize("family", ["mlp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt", "unet"))])
+def test_a_low_arena_gives_the_same_numbers(family, monkeypatch):
+    monkeypatch.setattr(arena_height, "ALLOWED_BYTES", 1024)
+    loaded = to_module(models.build(family))
+    partition = irpar.partition(loaded, "x=1")
+    segment = segment_of(partition.parts[0])
+    full, low = arena_layout(segment), arena_layout(segment, beside=True)
+    assert 0 < low.nbytes < full.nbytes
+    assert low.slots.items() < full.slots.items()
+    inputs = random_inputs(partition.executor("numpy").inputs, loaded.graph)
+    with strict_device():
+        found = partition.run(inputs, engine="cupy")
+    for name, array in partition.run(inputs, engine="numpy").items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
 
 
 def test_results_are_arrays_of_their_own():
