@@ -333,8 +333,10 @@ class Partition:
         group: str = "threads",
         timeout: float | None = None,
         strict: bool = False,
+        tf32: bool = False,
     ) -> "Executor":
-        """What runs the parts; made once for each engine and group, and again once that is closed, or is to be strict.
+        """What runs the parts; made once for each engine and group, and again once that is closed, or one is asked for
+        that is strict or takes TF32, and that is not.
 
         Args:
             engine: what computes between collectives; None: "cupy" on a GPU that has the memory, else "ort".
@@ -344,6 +346,7 @@ class Partition:
             timeout: seconds that a rank waits for others at a collective, from when they meet; see
                 `irpar.runtime.groups.make_group`.
             strict: refuse nodes that the engine "cupy" would compute on the host.
+            tf32: let the engine "cupy" multiply float32 with operands rounded to TF32 (10 bits of mantissa).
 
         Raises:
             IrparError: the parts cannot be run, or the other ranks cannot be met.
@@ -354,14 +357,16 @@ class Partition:
         check_run(engine, group, timeout)
         if engine is None:
             engine = self.default_engine(None if group == "threads" else World.of_environment())
-        options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout, "strict": strict}
+        options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout}
+        options |= {"strict": strict, "tf32": tf32}
         known = self._executors.get((engine, group))
         if known is not None and not known.is_open:
             del self._executors[engine, group]
             known = None
-        if known is not None and strict and not known.is_strict:
+        if known is not None and ((strict and not known.is_strict) or (tf32 and not known.is_tf32)):
             if group != "threads":
-                raise IrparError("the ranks have met already, and not to be strict", do="ask for strict=True at once")
+                asked = "strict=True" if strict and not known.is_strict else "tf32=True"
+                raise IrparError(f"the ranks have met already, and without {asked}", do=f"ask for {asked} at once")
             self._executors.pop((engine, group)).close()
         if (engine, group) not in self._executors:
             if self.module is not None:

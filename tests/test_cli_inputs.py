@@ -8,6 +8,8 @@ import pytest
 
 from irpar.cli import main
 from irpar.inputs.values import settings
+from irpar.runtime import executor
+from irpar.runtime.engines.base import make_engine
 from irpar.runtime.executor import Executor
 from irpar.sharding import IrparError
 from tests.command_line import call
@@ -115,3 +117,18 @@ def test_a_file_of_inputs_given_to_the_option_for_one() -> None:
         settings("--input", ["in.npz"], ["x"])
     with pytest.raises(IrparError, match=r"such as --set sr=16000$"):
         settings("--set", ["in.npz"], ["x"])
+
+
+@pytest.mark.parametrize("asked", [[], ["--tf32"]])
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_tf32_is_told_to_the_engine(capsys, out, monkeypatch, command, asked):
+    told = []
+
+    def make(name, settings):
+        told.append(settings.tf32)
+        return make_engine(name, settings)
+
+    monkeypatch.setattr(executor, "make_engine", make)
+    given = ["--input", "sr=16000", "--input", "x=1", "--input", "on=[true]", "--input", "h=[1, 2, 3]"]
+    assert call(capsys, command, out, *given, *asked)[0] == 0
+    assert told == [bool(asked)]

@@ -66,6 +66,12 @@ Engine = Annotated[
 Strict = Annotated[
     bool, typer.Option("--strict", help="Refuse what the engine cupy would compute on the host instead of the GPU.")
 ]
+Tf32 = Annotated[
+    bool,
+    typer.Option(
+        "--tf32", help="Let the engine cupy multiply float32 faster, operands rounded to TF32 (10 bits of mantissa)."
+    ),
+]
 Inputs = Annotated[
     Path | None,
     typer.Option("--inputs", metavar="FILE", help="An .npz file with an array for each input.", show_default=False),

@@ -47,6 +47,7 @@ def on_ranks(
     group: str | None,
     timeout: float | None,
     strict: bool,
+    tf32: bool,
 ) -> None:
     """Do a command's work on the ranks of a partition: on rank 0, where others run elsewhere.
 
@@ -58,7 +59,7 @@ def on_ranks(
         work: takes the partition, and the engine and the group to run it with.
         engine: as given; None: what fits the machine.
         group: as given; None: what fits the launcher.
-        timeout, strict: as given.
+        timeout, strict, tf32: as given.
 
     Raises:
         IrparError: the ranks cannot be run so, or the work failed.
@@ -82,9 +83,9 @@ def on_ranks(
     with _told_once(world), _ending_job(world, group, engine), Partition.open(out) as partition:
         computing: Any = engine or partition.default_engine(world)
         name = group or _default_group(world, computing)
-        if not GROUPS[name].in_one_process or strict:
+        if not GROUPS[name].in_one_process or strict or tf32:
             # The ranks meet before rank 0 reads what only it has, so that they end with it if that is missing.
-            executor = partition.executor(computing, name, timeout, strict)
+            executor = partition.executor(computing, name, timeout, strict, tf32)
             if not executor.is_driver:
                 try:
                     executor.serve()

@@ -11,7 +11,7 @@ from irpar.sharding import IrparError
 from irpar.tables.display import output, print_json, table
 from irpar.units import bytes_text, count_text
 
-from .options import Engine, Input, Inputs, Json, Out, Strict
+from .options import Engine, Input, Inputs, Json, Out, Strict, Tf32
 from .ranks import GroupName, Timeout, on_ranks
 from .training_run import TrainingRun
 
@@ -143,6 +143,7 @@ def run_command(
     group: GroupName = None,
     timeout: Timeout = None,
     strict: Strict = False,
+    tf32: Tf32 = False,
     data: Data = None,
     steps: Steps = None,
     epochs: Epochs = None,
@@ -197,7 +198,7 @@ def run_command(
             return
         _run(partition, options, read, outputs, as_json)
 
-    on_ranks(context, out, work, engine=engine, group=group, timeout=timeout, strict=strict)
+    on_ranks(context, out, work, engine=engine, group=group, timeout=timeout, strict=strict, tf32=tf32)
 
 
 def _run(

@@ -12,7 +12,7 @@ from irpar.tables.display import output, print_json, shortened, table
 from irpar.units import difference_text
 
 from .exit_codes import DIFFERS
-from .options import Engine, Input, Inputs, Json, Out
+from .options import Engine, Input, Inputs, Json, Out, Tf32
 from .ranks import GroupName, Timeout, on_ranks
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def verify_command(
     group: GroupName = None,
     timeout: Timeout = None,
     strict: Strict = False,
+    tf32: Tf32 = False,
     as_json: Json = False,
 ) -> None:
     """Compare a partition with ONNX Runtime on the original model. The exit code is 1 where they differ.
@@ -83,13 +84,13 @@ def verify_command(
             again |= {"group": group, "timeout": timeout, "tolerance": tolerance}
             words = [f"--{name} {quote(str(value))}" for name, value in again.items() if value is not None]
             words += [f"--input {quote(text)}" for text in given or ()]
-            command = ["irpar verify", quote(str(out)), *words, *["--strict"] * strict, "--bisect"]
+            command = ["irpar verify", quote(str(out)), *words, *["--strict"] * strict, *["--tf32"] * tf32, "--bisect"]
             _print(verified, bisected, " ".join(command))
         is_wrong = not verified.is_equal or (bisected is not None and bisected.first is not None)
         if is_wrong or (strict and verified.but):
             raise typer.Exit(DIFFERS)
 
-    on_ranks(context, out, work, engine=engine, group=group, timeout=timeout, strict=strict)
+    on_ranks(context, out, work, engine=engine, group=group, timeout=timeout, strict=strict, tf32=tf32)
 
 
 def _as_json(verified: "Verification", bisected: "Bisection | None") -> dict[str, Any]:

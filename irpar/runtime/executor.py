@@ -57,6 +57,7 @@ class Executor:
         parts: the parts of the module, those of this process's ranks at least; None: those that `parts_of` finds.
         timeout: seconds that a rank waits for others at a collective; None: `irpar.runtime.groups.TIMEOUT`.
         strict: refuse nodes that an engine with a device would compute on the host.
+        tf32: let an engine with a device multiply float32 with operands rounded to TF32 (10 bits of mantissa).
         fixed: arrays by name of inputs that take no other value, and may be left out.
         beside: the executor of a program of the same ranks: this one has its group, and reads the state that it holds.
 
@@ -66,7 +67,7 @@ class Executor:
         log: the collectives of the last run, of all ranks; on other ranks than the driver, of their own.
         is_driver: whether `run` can be called here; else `serve`.
         is_open: it has not been closed.
-        is_strict: as `strict` was given.
+        is_strict, is_tf32: as `strict` and `tf32` were given.
         states: the inputs that may stay on their ranks from run to run.
         read_bytes: what each rank read of the batch of the last run.
 
@@ -84,6 +85,7 @@ class Executor:
         parts: Sequence[Part] | None = None,
         timeout: float | None = None,
         strict: bool = False,
+        tf32: bool = False,
         fixed: Mapping[str, Any] | None = None,
         beside: "Executor | None" = None,
     ) -> None:
@@ -92,16 +94,16 @@ class Executor:
         self._folder: Path | None = None
         self._evaluation: Executor | None = None
         self.fixed = dict(fixed or {})
-        self.is_strict = strict
+        self.is_strict, self.is_tf32 = strict, tf32
         self.is_open = True
         self._process = os.getpid()
         self._has_served = False
         self._group = make_group(group, mesh, timeout) if isinstance(group, str) else group
         self._partition = ""
         with _left_when_failing(self._group, mesh):
-            self._prepare(module, engine, parts, strict)
+            self._prepare(module, engine, parts)
 
-    def _prepare(self, module: Module, engine: str, parts: Sequence[Part] | None, strict: bool) -> None:
+    def _prepare(self, module: Module, engine: str, parts: Sequence[Part] | None) -> None:
         mesh, ranks = self.mesh, self._group.ranks
         self.is_driver = DRIVER in ranks
         listed = parts if parts is not None else _parts(module, mesh)
@@ -124,7 +126,8 @@ class Executor:
         settings = EngineSettings(
             module.opsets,
             len(ranks),
-            strict=strict,
+            strict=self.is_strict,
+            tf32=self.is_tf32,
             keep_on_device=self._group.takes_device_arrays,
             local_rank=0 if world is None else world.local_rank,
             threads=0 if mesh.size == 1 else 1 if len(ranks) > 1 else threads_of_rank(),
@@ -173,6 +176,7 @@ class Executor:
         group: str | Group = "threads",
         timeout: float | None = None,
         strict: bool = False,
+        tf32: bool = False,
         plan: Plan | None = None,
         beside: "Executor | None" = None,
     ) -> "Executor":
@@ -180,7 +184,7 @@ class Executor:
 
         Args:
             folder: that.
-            engine, group, timeout, strict, beside: as the class has them.
+            engine, group, timeout, strict, tf32, beside: as the class has them.
             plan: its plan.json, where that was read.
 
         Raises:
@@ -197,8 +201,8 @@ class Executor:
             own = None if len(joined.ranks) == mesh.size else joined.ranks
             _, _, parts, modules = open_parts(folder, own, plan)
             fixed = fixed_of_plan(plan.inputs)
-        options: dict[str, Any] = {"engine": engine, "group": joined, "strict": strict, "beside": beside}
-        executor = cls(modules[0], mesh, parts=parts, fixed=fixed, **options)
+        options: dict[str, Any] = {"engine": engine, "group": joined, "strict": strict, "tf32": tf32}
+        executor = cls(modules[0], mesh, parts=parts, fixed=fixed, beside=beside, **options)
         executor._partition = str(plan.id)
         executor._folder = Path(folder)
         return executor
@@ -220,7 +224,12 @@ class Executor:
                 )
             engine = self._engine.name
             self._evaluation = Executor.open(
-                folder, engine=engine, group=self._group, strict=self.is_strict, beside=self
+                folder,
+                engine=engine,
+                group=self._group,
+                strict=self.is_strict,
+                tf32=self.is_tf32,
+                beside=self,
             )
         return self._evaluation
 

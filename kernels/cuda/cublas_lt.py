@@ -38,21 +38,27 @@ MOST_ALIGNMENT = 256
 _GELU_FACTOR, _GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
-class _Precision(threading.local):
+class Precision(threading.local):
+    """How a thread's products are computed.
+
+    Attributes:
+        is_tf32: operands of float32 may be rounded to 10 bits of mantissa.
+    """
+
     is_tf32 = False
 
 
-_PRECISION = _Precision()
+PRECISION = Precision()
 
 
 @contextmanager
 def tf32(is_allowed: bool) -> Iterator[None]:
     """Whether products of float32 that the thread asks for in here may round operands to 10 bits of mantissa."""
-    before, _PRECISION.is_tf32 = _PRECISION.is_tf32, is_allowed
+    before, PRECISION.is_tf32 = PRECISION.is_tf32, is_allowed
     try:
         yield
     finally:
-        _PRECISION.is_tf32 = before
+        PRECISION.is_tf32 = before
 
 
 class Multiplier:
@@ -264,7 +270,7 @@ def _is_done(xp: ArrayModule, calls: list[Gemm], a: Array, b: Array, result: Arr
             kind,
             addends.activation,
             bool(bias),
-            _PRECISION.is_tf32,
+            PRECISION.is_tf32,
             addresses.alignments(MOST_ALIGNMENT),
         )
         plan = multiplier.plan(problem)

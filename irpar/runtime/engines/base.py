@@ -131,6 +131,7 @@ class EngineSettings:
         opsets: domain to opset version of the module.
         ranks: how many ranks run in this process.
         strict: refuse a node that an engine with a device would compute on the host.
+        tf32: let an engine with a device multiply float32 with operands rounded to TF32.
         keep_on_device: let segments give arrays of the device, where the engine has one.
         local_rank: the place of this process among those of its machine, which chooses the device.
         threads: threads of the processor that each segment of a program cut over ranks computes with; 0: the program is
@@ -143,6 +144,7 @@ class EngineSettings:
         ranks: int,
         *,
         strict: bool = False,
+        tf32: bool = False,
         keep_on_device: bool = False,
         local_rank: int = 0,
         threads: int = 0,
@@ -150,6 +152,7 @@ class EngineSettings:
         self.opsets = dict(opsets)
         self.ranks = ranks
         self.strict = strict
+        self.tf32 = tf32
         self.keep_on_device = keep_on_device
         self.local_rank = local_rank
         self.threads = threads

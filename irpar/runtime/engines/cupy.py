@@ -132,7 +132,9 @@ class CupyEngine:
         self._ranks = settings.ranks
         devices = cupy.cuda.runtime.getDeviceCount()
         own, spreads = settings.local_rank % devices, settings.ranks > 1 and settings.keep_on_device
-        self.lanes = Lanes(cupy, lambda rank: rank % devices if spreads else own, settings.keep_on_device)
+        self.lanes = Lanes(
+            cupy, lambda rank: rank % devices if spreads else own, settings.keep_on_device, settings.tf32
+        )
         self._notes = Notes(self.name, settings.strict)
         self.arrays = DeviceArrays(
             self.name,

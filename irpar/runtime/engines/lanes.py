@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import Node
+from irpar.kernels.cuda.cublas_lt import tf32
 
 from .faults import DeviceFaults
 from .staging import Staging
@@ -34,12 +35,14 @@ class Lanes:
         cupy: the module.
         device_of: the device of a rank.
         meets_others: whether device arrays come from outside and go there.
+        is_tf32: whether products of float32 may round their operands to TF32.
     """
 
-    def __init__(self, cupy: Any, device_of: Callable[[int], int], meets_others: bool) -> None:
+    def __init__(self, cupy: Any, device_of: Callable[[int], int], meets_others: bool, is_tf32: bool = False) -> None:
         self._cupy = cupy
         self.device_of = device_of
         self._meets_others = meets_others
+        self._is_tf32 = is_tf32
         self._lanes: dict[int, RankStream] = {}
         self._lock = threading.Lock()
         self._faults = DeviceFaults(cupy)
@@ -90,7 +93,7 @@ class Lanes:
 
     @contextmanager
     def _working(self, lane: RankStream) -> Iterator[None]:
-        with lane.stream:
+        with lane.stream, tf32(self._is_tf32):
             self._current.lane = lane
             yield
 

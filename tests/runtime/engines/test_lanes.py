@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from irpar.kernels.cuda import cublas_lt
 from irpar.runtime.engines.lanes import Lanes
 
 
@@ -88,3 +89,11 @@ def test_arrays_of_other_devices_are_copied() -> None:
     with lanes.of(1):
         assert lanes.adopt(here) is here
         assert lanes.adopt(there) == "a copy"
+
+
+def test_tf32_is_for_what_ranks_compute() -> None:
+    lanes = Lanes(Streams(), lambda rank: rank, False, is_tf32=True)
+    assert not cublas_lt.PRECISION.is_tf32
+    with lanes.of(0):
+        assert cublas_lt.PRECISION.is_tf32
+    assert not cublas_lt.PRECISION.is_tf32
