@@ -9,6 +9,7 @@ from typing import Any
 
 import irpar
 from irpar import models
+from irpar.kernels.cuda import cublas_lt
 from irpar.onnx_io import to_module
 from irpar.verification.inputs import random_inputs
 
@@ -82,7 +83,7 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
             name,
             *(f"{row[key]:,}" for key in ("weights", "peak", "plan", "allocated")),
             f"{row['allocated'] - row['plan']:+,}",
-            f"{row['reserved']:,}" if row["reserved"] else "",
+            *(f"{row[key]:,}" if row[key] else "" for key in ("workspace", "reserved")),
         )
         for name, row in figures.get("programs", {}).items()
     ]
@@ -90,9 +91,10 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
     return [
         "Bytes that a rank on one device allocates at most in all runs but the first, weights, state and inputs among "
         "them, blocks of the pool as they are rounded up. Allowed: weights and arena as plan.json has them, and "
-        f"{MOST_BEYOND:,} more. `reserved`: what CuPy's pool holds of the device afterwards, free blocks among it.",
+        f"{MOST_BEYOND:,} more. `workspace`: what cuBLASLt has of the stream beside it, whatever runs. "
+        "`reserved`: what CuPy's pool holds of the device afterwards, free blocks among it.",
         "",
-        *markdown_table((*header, "beyond", "reserved"), rows),
+        *markdown_table((*header, "beyond", "workspace", "reserved"), rows),
     ]
 
 
@@ -138,19 +140,22 @@ def _measured(program: Program, context: Context) -> dict[str, int]:
     with program.make() as partition:
         (rank,), (part,) = partition.plan.ranks, partition.plan.parts
         measure = _on_device if context.engine == "cupy" else _on_host
-        allocated, reserved = measure(program, partition, context)
+        allocated, workspace, reserved = measure(program, partition, context)
         weights = part["weight_bytes"]
         return {
             "weights": weights,
             "peak": rank["peak_bytes"],
             "plan": weights + rank["arena_bytes"],
             "allocated": allocated,
+            "workspace": workspace,
             "reserved": reserved,
         }
 
 
-def _on_device(program: Program, partition: irpar.Partition, context: Context) -> tuple[int, int]:
-    """What CuPy's pools have given out at most, uploaded weights among it; and what the default pool then holds."""
+def _on_device(program: Program, partition: irpar.Partition, context: Context) -> tuple[int, int, int]:
+    """What CuPy's pools have given out at most, uploaded weights among it, workspaces apart, what these take, and what
+    the default pool then holds.
+    """
     import cupy
 
     class Watch(cupy.cuda.MemoryHook):  # type: ignore[misc]
@@ -169,22 +174,24 @@ def _on_device(program: Program, partition: irpar.Partition, context: Context) -
     gc.collect()
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
+    before = cublas_lt.workspace_bytes()
     # By NCCL what stays with a rank from step to step stays on its device.
     with Watch() as watch, partition.executor(context.engine, context.group) as executor:
         for number, _ in enumerate(program.runs(partition, executor)):
             if number == 0:
                 watch.most = watch.held
-        return watch.most, pool.total_bytes()
+        workspace = cublas_lt.workspace_bytes() - before
+        return watch.most - workspace, workspace, pool.total_bytes()
 
 
-def _on_host(program: Program, partition: irpar.Partition, context: Context) -> tuple[int, int]:
+def _on_host(program: Program, partition: irpar.Partition, context: Context) -> tuple[int, int, int]:
     """The same without a device, for development: what NumPy allocates, and Python, for runs."""
     (part,) = partition.plan.parts
     with partition.executor(context.engine) as executor, _traced():
         for number, _ in enumerate(program.runs(partition, executor)):
             if number == 0:
                 tracemalloc.reset_peak()
-        return tracemalloc.get_traced_memory()[1] + part["weight_bytes"], 0
+        return tracemalloc.get_traced_memory()[1] + part["weight_bytes"], 0, 0
 
 
 @contextmanager

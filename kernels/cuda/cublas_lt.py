@@ -78,6 +78,11 @@ class Multiplier:
         self._plans: OrderedDict[Problem, Plan | None] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def held_bytes(self) -> int:
+        """What the workspaces take of the device."""
+        return len(self._workspaces) * self._workspace_bytes
+
     def plan(self, problem: Problem) -> Plan | None:
         """How a problem is computed; None where there is no way."""
         with self._lock:
@@ -112,6 +117,11 @@ class Multiplier:
 
 _MULTIPLIERS: dict[int, Multiplier] = {}
 _LOCK = threading.Lock()
+
+
+def workspace_bytes() -> int:
+    """What the workspaces of all streams take."""
+    return sum(multiplier.held_bytes for multiplier in _MULTIPLIERS.values())
 
 
 def _multiplier(xp: ArrayModule, device: int) -> Multiplier:

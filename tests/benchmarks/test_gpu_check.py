@@ -28,6 +28,7 @@ from benchmarks.gpu import (
 from benchmarks.gpu.findings import Context, Findings, merged
 from benchmarks.gpu.trials import Call, Trial
 from irpar import kernels
+from irpar.kernels.cuda import cublas_lt
 from irpar.runtime.groups import GROUPS, ThreadGroup
 from irpar.runtime.groups import Call as RankCall
 from irpar.sharding import Mesh
@@ -217,13 +218,14 @@ def test_pools_are_watched(context: Context, monkeypatch: pytest.MonkeyPatch) ->
 
     def runs(partition: Any, executor: Any) -> Iterator[None]:
         for told in (("malloc", 4096), ("free", 3072)), (("malloc", 512), ("free", 1024), ("malloc", 512)):
+            monkeypatch.setattr(cublas_lt, "workspace_bytes", lambda: 256)
             for what, size in told:
                 getattr(hooks[0], f"{what}_postprocess")(device_id=0, mem_size=size, mem_ptr=1, pmem_id=1)
             yield
 
     mlp = next(one for one in memory.programs() if one.name == "mlp, inference")
     with mlp.make() as partition:
-        assert memory._on_device(replace(mlp, runs=runs), partition, context) == (1536, 4096)
+        assert memory._on_device(replace(mlp, runs=runs), partition, context) == (1280, 256, 4096)
     assert hooks == []
 
 

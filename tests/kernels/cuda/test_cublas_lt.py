@@ -219,9 +219,10 @@ def test_each_stream_has_a_workspace_that_goes_with_it(device: Device) -> None:
         device.stream = stream
         product(device.xp, a, a)
     assert device.pool.allocations == 2
+    assert device.multiplier.held_bytes == 2 * cublas_lt.WORKSPACE_BYTES[False]
     del first, stream
     device.stream = Stream()
-    assert len(device.multiplier._workspaces) == 0
+    assert device.multiplier.held_bytes == 0
 
 
 def test_plans_that_are_long_unused_are_dropped(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
