@@ -42,13 +42,11 @@ class Part:
         module: of this folder: `run(context)` and `lines(figures)`.
         shards: processes that share its work.
         seconds: its time limit.
-        is_alone: whether it must have the machine for itself.
     """
 
     module: str
     shards: int
     seconds: float
-    is_alone: bool = False
 
 
 PARTS = {
@@ -57,7 +55,6 @@ PARTS = {
     "memory": Part("memory", shards=2, seconds=240),
     "ranks": Part("rank_checks", shards=1, seconds=300),
     "tests": Part("marked_tests", shards=1, seconds=300),
-    "timings": Part("timings", shards=1, seconds=120, is_alone=True),
 }
 _TO_END = 15.0
 """Seconds after its limit until a part that does not end by itself is killed."""
@@ -121,7 +118,6 @@ def _find_packages() -> None:
 
 def _check(options: argparse.Namespace) -> int:
     from benchmarks.gpu import machine, report
-    from benchmarks.gpu.findings import Findings
 
     if options.engine == "cupy":
         try:
@@ -132,17 +128,10 @@ def _check(options: argparse.Namespace) -> int:
     start = time.monotonic()
     names = [name for name in PARTS if not options.only or name in options.only]
     facts = machine.facts(options.engine)
-    with tempfile.TemporaryDirectory(prefix="irpar-gpu-check-") as scratch:
-        together = [name for name in names if not PARTS[name].is_alone]
-        parts: dict[str, Findings] = {}
-        with ThreadPoolExecutor(max(1, len(together))) as pool:
-            for name, found in zip(
-                together, pool.map(lambda name: _part(name, options, Path(scratch)), together), strict=True
-            ):
-                parts[name] = found
-        for name in names:
-            if name not in parts:
-                parts[name] = _part(name, options, Path(scratch))
+    scratch_folder, pool = tempfile.TemporaryDirectory(prefix="irpar-gpu-check-"), ThreadPoolExecutor(len(names))
+    with scratch_folder as scratch, pool:
+        found = list(pool.map(lambda name: _part(name, options, Path(scratch)), names))
+    parts = dict(zip(names, found, strict=True))
     texts = {name: _lines(name, found) for name, found in parts.items()}
     for path in report.write(options.out, facts, parts, texts, time.monotonic() - start):
         print(f"written: {path}")

@@ -23,7 +23,6 @@ from benchmarks.gpu import (
     rank_checks,
     rank_worker,
     report,
-    timings,
 )
 from benchmarks.gpu.findings import Context, Findings, merged
 from benchmarks.gpu.trials import Call, Trial
@@ -301,7 +300,7 @@ def test_a_group_that_is_not_there(context: Context) -> None:
     assert found.failures == ['this irpar has no group "pigeons"']
 
 
-# -- tests and timings ------------------------------------------------------------------------------------------------
+# -- tests -----------------------------------------------------------------------------------------------------------
 
 JUNIT = """<testsuites><testsuite><testcase classname="tests.a.test_a" name="test_one"/>
 <testcase classname="tests.a.test_a" name="test_two"><failure message="assert 1 == 2&#10;more"/></testcase>
@@ -316,22 +315,6 @@ def test_outcomes_of_tests(tmp_path: Path) -> None:
     assert found.checks == 3
     assert found.failures == ["a.test_a::test_two: assert 1 == 2 | more", "test_b::test_four: fixture failed"]
     assert marked_tests.lines(found.figures)[-3:] == ["| all | 1 | 2 | 1 |", "", "- skipped 1: no device"]
-
-
-def test_timings(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timings, "CHAIN", 10)
-    found = timings.run(context)
-    assert found.is_good, found.failures
-    assert [(row["batch"], row["dtype"]) for row in found.figures["steps"]] == [
-        (1, "float32"),
-        (2, "float32"),
-        (1, "float16"),
-        (2, "float16"),
-    ]
-    assert all(row["irpar_host"] > 0 and row["irpar"] > 0 for row in found.figures["steps"])
-    text = "\n".join(timings.lines(found.figures))
-    assert "A chain of 10 additions" in text
-    assert "| 2 | float16 |" in text
 
 
 # -- the whole --------------------------------------------------------------------------------------------------------
@@ -394,16 +377,25 @@ def test_a_part_that_does_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setitem(check.PARTS, "timings", replace(check.PARTS["timings"], seconds=0.0))
+    monkeypatch.setitem(check.PARTS, "ranks", replace(check.PARTS["ranks"], seconds=0.0))
     monkeypatch.setattr(check, "_TO_END", 0.01)
-    assert check.main(["--engine", "numpy", "--only", "timings", "--out", str(tmp_path)]) == 1
-    assert "timings: FAILED" in capsys.readouterr().out
+    assert check.main(["--engine", "numpy", "--only", "ranks", "--out", str(tmp_path)]) == 1
+    assert "ranks: FAILED" in capsys.readouterr().out
     made = json.loads((tmp_path / "gpu_check.json").read_text())
-    assert "process 1 of 1 of timings did not end in 0 s" in made["parts"]["timings"]["failures"][0]
+    assert "process 1 of 1 of ranks did not end in 0 s" in made["parts"]["ranks"]["failures"][0]
 
 
-@pytest.mark.slow
-def test_one_part_as_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_process_of_a_part_writes(fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(context: Context) -> Findings:
+        if fails:
+            raise ValueError("no luck")
+        return Findings(checks=context.shards, figures={"shard": context.shard})
+
     monkeypatch.setenv("PYTHONPATH", "")
-    assert check.main(["--engine", "numpy", "--only", "timings", "--out", str(tmp_path)]) == 0
-    assert json.loads((tmp_path / "gpu_check.json").read_text())["parts"]["timings"]["checks"] == 5
+    monkeypatch.setattr(check, "_module", lambda name: SimpleNamespace(run=run))
+    result = tmp_path / "result.json"
+    words = ["--part", "memory", "--shard", "1/2", "--seconds", "9", "--scratch", str(tmp_path)]
+    assert check.main([*words, "--engine", "numpy", "--result", str(result)]) == 0
+    found = Findings.of_json(json.loads(result.read_text()))
+    assert found == (Findings(failures=["ValueError: no luck"]) if fails else Findings(2, figures={"shard": 1}))

@@ -43,7 +43,7 @@ def test_a_case_and_its_report(tmp_path: Path) -> None:
     report.merge(tmp_path, {**made, "date": "2026-01-02T03:04:05", "machine": {"device": "none"}})
     text = (tmp_path / "gpu_speed.md").read_text()
     assert "| tiny-llama-bf16 | " in text
-    assert "## Problems" not in text
+    assert "## Problems and notes" not in text
 
 
 def test_state_goes_on_from_run_to_run() -> None:
@@ -167,7 +167,7 @@ def test_the_report(tmp_path: Path) -> None:
         work={"flops": 8e8, "nbytes": 1e6},
         times={"irpar": times, "compile": {**times, "waited": 4e-3}},
         whole={"irpar": 0.25},
-        segments=[{"nodes": 500, "pieces": 1, "captured": 500}],
+        segments=[{"pieces": 1, "captured": 499, "eager": 1}, {}],
         errors={"irpar": 1e-3},
         allowed=1e-2,
         prepared_in={"irpar": 4.0},
@@ -177,7 +177,7 @@ def test_the_report(tmp_path: Path) -> None:
     report.merge(tmp_path, case)
     report.merge(tmp_path, case | {"problems": ["irpar and eager differ"]})
     text = (tmp_path / "gpu_speed.md").read_text()
-    row = "| gpt2-b1-s128-f16 | 2.000 (1.000) |  | 4.000 (1.000) | 0.50 | 0.800 | 80% | 30 | 500 | pieces 1, captured 500 |"
+    row = "| gpt2-b1-s128-f16 | 2.000 (1.000) |  | 4.000 (1.000) | 0.50 | 0.800 | 80% | 30 | 500 | 1, 499/500; not captured |"
     assert row in text
     assert "- gpt2-b1-s128-f16: irpar and eager differ" in text
     assert list(json.loads((tmp_path / "gpu_speed.json").read_text())["entries"]) == ["rates", "gpt2-b1-s128-f16"]

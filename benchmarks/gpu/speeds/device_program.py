@@ -1,21 +1,19 @@
 """irpar's side: a program of one rank on an engine, given and giving arrays where it computes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 import irpar
 from irpar.ir import Graph, Module, Value
-from irpar.runtime.engines.base import CompiledSegment, Constants, EngineSettings, make_engine
+from irpar.runtime.engines.base import Constants, EngineSettings, make_engine
 from irpar.runtime.instructions import Commit, Compute, Free, Segment
 from irpar.runtime.program import build_program
 from irpar.runtime.specs import program_inputs
 
 Array = np.ndarray[Any, Any]
-
-CAPTURE_FACTS = ("pieces", "captured", "nodes_captured", "graphs", "captures", "replays", "notes")
-"""What a compiled segment may tell of its capture."""
 
 
 class DeviceProgram:
@@ -112,18 +110,10 @@ class DeviceProgram:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the engine computed on the host."""
+        """What the engine tells of how nodes were computed."""
         return tuple(self._engine.notes)
 
-    def capture_facts(self) -> list[dict[str, Any]]:
-        """What each segment tells of its capture, where the engine captures."""
-        return [self._facts(segment, compiled) for segment, compiled in self._compiled.items()]
-
-    @staticmethod
-    def _facts(segment: Segment, compiled: CompiledSegment) -> dict[str, Any]:
-        made: dict[str, Any] = {"nodes": len(segment.nodes)}
-        for name in CAPTURE_FACTS:
-            told = getattr(compiled, name, None)
-            if told is not None and not callable(told):
-                made[name] = told if isinstance(told, int | float | str) else [str(one) for one in told]
-        return made
+    def capture_facts(self) -> list[dict[str, int]]:
+        """How much of each segment is captured in CUDA graphs, where the engine captures."""
+        told = [getattr(compiled, "captured", None) for compiled in self._compiled.values()]
+        return [{} if facts is None else asdict(facts) for facts in told]

@@ -105,7 +105,7 @@ def _rates(rates: Mapping[str, Any]) -> list[str]:
 def _cases(cases: Iterable[Mapping[str, Any]], rates: Mapping[str, Any]) -> list[str]:
     sides = [side for side in SIDES if side != "autotune" or any("autotune" in one["times"] for one in cases)]
     header = ("case", *(f"{SIDES[side]} ms" for side in sides), "irpar / compile", "roofline ms", "share", "host us")
-    return markdown_table((*header, "nodes", "pieces, captured"), [_case(one, sides, rates) for one in cases])
+    return markdown_table((*header, "nodes", "graphs, nodes in them"), [_case(one, sides, rates) for one in cases])
 
 
 def _case(one: Mapping[str, Any], sides: list[str], rates: Mapping[str, Any]) -> tuple[object, ...]:
@@ -131,9 +131,9 @@ def roofline(one: Mapping[str, Any], rates: Mapping[str, Any]) -> float | None:
     return LeastWork(**one["work"]).seconds(flop_rate, byte_rate) if flop_rate and byte_rate else None
 
 
-def _captured(facts: Mapping[str, Any]) -> str:
-    told = [f"{name} {value}" for name, value in facts.items() if name != "nodes" and not isinstance(value, list)]
-    return ", ".join(told) or "not captured"
+def _captured(facts: Mapping[str, int]) -> str:
+    """Of a segment: graphs, and nodes in them of all."""
+    return f"{facts['pieces']}, {facts['captured']}/{facts['captured'] + facts['eager']}" if facts else "not captured"
 
 
 def _details(cases: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -188,9 +188,9 @@ def _problems(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     told = [
         f"- {entry['name']}: {' '.join(str(text).split())}"
         for entry in entries
-        for text in (*entry.get("problems", ()), *(f"on the host: {note}" for note in entry.get("notes", ())))
+        for text in (*entry.get("problems", ()), *entry.get("notes", ()))
     ]
-    return ["", "## Problems", "", *told] if told else []
+    return ["", "## Problems and notes", "", *told] if told else []
 
 
 def _both(times: Mapping[str, float] | None) -> str:
