@@ -219,7 +219,7 @@ def test_each_stream_has_a_workspace_that_goes_with_it(device: Device) -> None:
         device.stream = stream
         product(device.xp, a, a)
     assert device.pool.allocations == 2
-    assert device.multiplier.held_bytes == 2 * cublas_lt.WORKSPACE_BYTES[False]
+    assert device.multiplier.held_bytes == cublas_lt.WORKSPACE_BYTES[True]
     del first, stream
     device.stream = Stream()
     assert device.multiplier.held_bytes == 0
