@@ -129,7 +129,7 @@ def _digest() -> str:
     for top in ("irpar", "kernels", "models", "passes"):
         # os.walk does not follow links, which a clone may hold instead of an installation.
         listed = (Path(folder, name) for folder, _, names in os.walk(ROOT / top) for name in names)
-        for path in sorted(path for path in listed if path.suffix == ".py"):
+        for path in sorted(path for path in listed if path.suffix in (".py", ".cu", ".cuh")):
             digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return f"sha256 {digest.hexdigest()[:16]}"
 

@@ -60,7 +60,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--kernels", action="store_true", help="the rates, and each hot operator alone")
     parser.add_argument("--again", action="store_true", help="also what has been measured of these sources")
     parser.add_argument("--list", action="store_true", help="list the cases, and measure nothing")
-    parser.add_argument("--profile", metavar="CASE", help="print where the device's time goes, by kernel")
+    parser.add_argument("--profile", metavar="CASE,...", help="print where the device's time goes, by kernel")
     parser.add_argument("--seconds", type=float, help="for all of it; nothing begins that could not end")
     parser.add_argument("--together", type=int, default=TOGETHER, help="cases made ready at once (%(default)s)")
     parser.add_argument("--max-autotune", action="store_true", help="of four cases max-autotune too; takes minutes")
@@ -157,8 +157,8 @@ def _wanted(options: argparse.Namespace, known: dict[str, Any], facts: dict[str,
                 raise KeyError(name)
         return asked
     if options.kernels:
-        return [RATES, KERNELS]
-    if options.quick and options.engine == "cupy":
+        names = [RATES, KERNELS]
+    elif options.quick and options.engine == "cupy":
         names = [RATES, *(case.name for case in QUICK)]
 
     def is_known(name: str) -> bool:
@@ -275,16 +275,17 @@ def _work(options: argparse.Namespace) -> int:
         turns.together()
         run_kernels(options.engine, time.monotonic() + options.seconds - 5, keep)
     else:
-        keep(run_case(case_of(name), options.engine, turns, options.max_autotune))
+        run_case(case_of(name), options.engine, turns, keep, options.max_autotune)
     return 0
 
 
 def _profile(options: argparse.Namespace) -> int:
-    """Print where the time of a case goes."""
+    """Print where the time of cases goes."""
     from benchmarks.gpu.speeds.cases import case_of
     from benchmarks.gpu.speeds.profile import profile_case
 
-    print("\n".join(profile_case(case_of(options.profile), options.engine)))
+    for name in options.profile.split(","):
+        print("\n".join(profile_case(case_of(name), options.engine)), flush=True)
     return 0
 
 

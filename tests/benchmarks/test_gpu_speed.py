@@ -28,6 +28,13 @@ def short_and_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "find_spec", lambda name: None)
 
 
+def run_case(name: str) -> dict[str, Any]:
+    """What a case keeps at its end."""
+    kept: list[dict[str, Any]] = []
+    case_run.run_case(TINY[name], "numpy", Turns(None), lambda made: kept.append(dict(made)))
+    return kept[-1]
+
+
 def options(*words: str) -> Any:
     return speed._options(["--engine", "numpy", *words])
 
@@ -36,7 +43,7 @@ def options(*words: str) -> Any:
 
 
 def test_a_case_and_its_report(tmp_path: Path) -> None:
-    made = case_run.run_case(TINY["tiny-llama-bf16"], "numpy", Turns(None))
+    made = run_case("tiny-llama-bf16")
     assert made["problems"] == []
     assert made["times"].keys() == made["whole"].keys() == {"irpar"}
     assert made["nodes"] == 20
@@ -60,9 +67,10 @@ def test_a_side_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ValueError("no such operator")
 
     monkeypatch.setattr(case_run._CaseRun, "prepare_irpar", refuse)
-    made = case_run.run_case(TINY["tiny-gpt-f32"], "numpy", Turns(None))
+    made = run_case("tiny-gpt-f32")
     assert made["problems"] == ["irpar: ValueError: no such operator"]
     assert made["times"] == {}
+    assert "raise ValueError" in made["tracebacks"][0]
 
 
 def test_least_work() -> None:
@@ -142,7 +150,7 @@ def test_what_is_measured() -> None:
     assert speed._wanted(options(), known, facts) == left
     assert len(speed._wanted(options("--again"), known, facts)) == len(TINY) + 2
     assert speed._wanted(options("--only", "tiny-decode-f32,rates"), known, facts) == ["tiny-decode-f32", "rates"]
-    assert speed._wanted(options("--kernels"), known, facts) == ["rates", "kernels"]
+    assert speed._wanted(options("--kernels"), known | {"rates": entry("rates")}, facts) == ["kernels"]
     with pytest.raises(KeyError, match="pigeons"):
         speed._wanted(options("--only", "pigeons"), known, facts)
 

@@ -2,7 +2,8 @@
 
 import importlib
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -20,33 +21,34 @@ from .work import least_work
 TIMED_SECONDS = 8.0
 """For the medians of a case."""
 WHOLE_RUNS = 3
+MOST_TRACEBACK = 3000
+"""Characters, of the end."""
 STEPS = 3
 """Steps of training whose losses are compared; also the runs after which a program is captured and replayed."""
 PRECISIONS = {"float32": "f32", "float16": "fp16", "bfloat16": "bf16"}
 """As `irpar.train_step` calls them."""
 
 
-def run_case(case: Case, engine: str, turns: Turns, autotune: bool = False) -> dict[str, Any]:
+def run_case(
+    case: Case, engine: str, turns: Turns, keep: Callable[[Mapping[str, Any]], None], autotune: bool = False
+) -> None:
     """Measure a case.
 
     Args:
         case: it.
         engine: of irpar.
         turns: who may use the device.
+        keep: is given what the report is made of, as JSON has it, as far as it is known, again and again.
         autotune: whether PyTorch compiles with max-autotune as well.
-
-    Returns:
-        What the report is made of, as JSON has it.
     """
     turns.together()
-    run = _CaseRun(case, engine)
+    run = _CaseRun(case, engine, keep)
     run.attempt("irpar", run.prepare_irpar)
     run.attempt("PyTorch", run.prepare_torch)
     for name, mode in _modes(case, autotune):
         run.attempt(f"torch.compile {mode}", lambda name=name, mode=mode: run.prepare_compiled(name, mode))
     with turns.alone():
         run.time()
-    return run.made
 
 
 def _modes(case: Case, autotune: bool) -> list[tuple[str, str]]:
@@ -62,9 +64,10 @@ def _torch_side() -> ModuleType | None:
 class _CaseRun:
     """The sides of a case, as far as there are."""
 
-    def __init__(self, case: Case, engine: str) -> None:
+    def __init__(self, case: Case, engine: str, keep: Callable[[Mapping[str, Any]], None]) -> None:
         self._case = case
         self._engine = engine
+        self._keep = keep
         self._subjects: dict[str, Subject] = {}
         self._whole: dict[str, Callable[[], Any]] = {}
         self._results: dict[str, list[Any]] = {}
@@ -77,7 +80,9 @@ class _CaseRun:
             work()
         except Exception as error:
             self.made["problems"].append(f"{name}: {problem_text(error)}")
+            self.made.setdefault("tracebacks", []).append(traceback.format_exc()[-MOST_TRACEBACK:])
         self.made["prepared_in"][name] = round(time.monotonic() - start, 2)
+        self._keep(self.made)
 
     # -- making ready ---------------------------------------------------------------------------------------------
 
@@ -164,14 +169,16 @@ class _CaseRun:
     def time(self) -> None:
         """The medians of all sides."""
         self._results.clear()
-        self.made["clocks"] = clocks() if self._engine == "cupy" else {}
+        self.made |= {"times": {}, "whole": {}}
+        self.attempt("the medians", self._time_in_turn)
+        for name, function in self._whole.items():
+            self.attempt(f"{name} from the host", lambda name=name, function=function: self._time_whole(name, function))
+
+    def _time_in_turn(self) -> None:
         times = measure(self._subjects, TIMED_SECONDS)
         self.made["times"] = {name: one.as_json() for name, one in times.items()}
         if self._engine == "cupy":
-            self.made["clocks_after"] = clocks()
-        self.made["whole"] = {}
-        for name, function in self._whole.items():
-            self.attempt(f"{name} from the host", lambda name=name, function=function: self._time_whole(name, function))
+            self.made["clocks"] = clocks()
 
     def _time_whole(self, name: str, function: Callable[[], Any]) -> None:
         self.made["whole"][name] = median_seconds(function, WHOLE_RUNS)

@@ -23,7 +23,7 @@ ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
 def profile_case(case: Case, engine: str) -> list[str]:
-    """The lines of a table for each side of a case."""
+    """The lines of a table of irpar's side of a case, and of PyTorch in eager."""
     from .torch_side import TorchSide
 
     module = irpar.load(case.model)
@@ -36,10 +36,8 @@ def profile_case(case: Case, engine: str) -> list[str]:
     lines = _profiled(f"{case.name}: irpar", program, program.wait)
     lines += [f"- {note}" for note in program.notes]
     lines += [f"- {facts}" for facts in program.capture_facts()]
-    for name, mode in (("PyTorch eager", ""), ("torch.compile", "reduce-overhead")):
-        side = TorchSide(case, "cuda" if engine == "cupy" else "cpu", mode)
-        lines += ["", *_profiled(f"{case.name}: {name}", side.subject.start, side.wait)]
-    return lines
+    side = TorchSide(case, "cuda" if engine == "cupy" else "cpu")
+    return [*lines, "", *_profiled(f"{case.name}: PyTorch eager", side.subject.start, side.wait), ""]
 
 
 def _profiled(title: str, start: Callable[[], object], wait: Callable[[], None]) -> list[str]:

@@ -124,8 +124,9 @@ def _case(one: Mapping[str, Any], sides: list[str], rates: Mapping[str, Any]) ->
 
 
 def roofline(one: Mapping[str, Any], rates: Mapping[str, Any]) -> float | None:
-    """Seconds that a case takes at least; None where it or the rates are not known."""
-    if "work" not in one or "products" not in rates:
+    """Seconds that a case takes at least; None where that is not known, or the rates are of another device."""
+    devices = {entry.get("machine", {}).get("device") for entry in (one, rates)}
+    if "work" not in one or "products" not in rates or len(devices) > 1:
         return None
     flop_rate, byte_rate = best(rates["products"].get(one["dtype"], {})), best(rates[COPY])
     return LeastWork(**one["work"]).seconds(flop_rate, byte_rate) if flop_rate and byte_rate else None
