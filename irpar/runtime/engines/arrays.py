@@ -1,6 +1,6 @@
 """Where the arrays of an array engine lie: those of the engine `numpy` all on the host."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -52,21 +52,20 @@ class Arrays:
         """A tensor whose numbers are known before anything runs, and where they are read."""
         return array
 
-    def is_for_host(self, node: Node, on_host: Set[Value]) -> bool:
-        """Whether a node is computed on the host, though the engine has a device.
+    def on_host(
+        self, inputs: Collection[Value], nodes: Sequence[Node], outputs: Sequence[Value] | None, around: Set[Value]
+    ) -> Set[Value]:
+        """The values of a body that lie on the host, though the engine has a device.
 
         Args:
-            node: the node.
-            on_host: values of which it is known that they lie on the host.
+            inputs, nodes: of the body.
+            outputs: those of a nested graph or a function; None: the body is a segment.
+            around: values around it of which it is known that they lie on the host.
         """
-        return False
-
-    def stays_on_host(self, value: Value) -> bool:
-        """Whether what comes from outside for a value lies on the host, though the engine has a device."""
-        return False
+        return frozenset()
 
     def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool) -> "Operation":
-        """What computes a node with a kernel; `on_host`: see `is_for_host`."""
+        """What computes a node with a kernel; `on_host`: there, though the engine has a device."""
         count = len(node.results)
         kept = Kept(place for place, value in enumerate(node.operands) if value is not None and value.is_constant)
 

@@ -35,6 +35,14 @@ class Instruction:
     results: tuple[Value, ...]
     frees: tuple[Value, ...]
 
+    def run(self, environment: Environment) -> None:
+        """Run in an environment that holds all that is read."""
+        inputs = [None if value is None else environment[value] for value in self.inputs]
+        results = self.operation(inputs, environment)
+        environment.update(zip(self.results, results, strict=True))
+        for value in self.frees:
+            del environment[value]
+
 
 class Scope:
     """Where a body is compiled: where its arrays lie, and what attribute references mean there.
@@ -53,16 +61,15 @@ class Scope:
         """The scope of a function's body, called with these attributes."""
         return Scope(self.arrays, given)
 
-    def place(self, inputs: Iterable[Value], nodes: Iterable[Node]) -> None:
-        """Decide for all nodes of a body whether they are computed on the host."""
-        self.on_host.update(value for value in inputs if self.arrays.stays_on_host(value))
-        for node in nodes:
-            if self.arrays.is_for_host(node, self.on_host):
-                self.on_host.update(node.results)
+    def place(self, inputs: Sequence[Value], nodes: Sequence[Node], outputs: Sequence[Value] | None) -> None:
+        """Decide for all values of a body whether they lie on the host; `outputs`: as `Arrays.on_host` takes them."""
+        self.on_host.update(self.arrays.on_host(inputs, nodes, outputs, self.on_host))
 
     def body(self, graph: Graph) -> "Body":
         """Compile a nested graph or a function's body."""
-        return Body(tuple(graph), tuple(graph.inputs), graph.outputs, graph.constants, self)
+        nodes, inputs = tuple(graph), tuple(graph.inputs)
+        self.place(inputs, nodes, graph.outputs)
+        return Body(nodes, inputs, graph.outputs, graph.constants, self)
 
     def resolve(self, value: Attribute, node: Node) -> Attribute | None:
         """An attribute's value; for a reference the caller's, or None where the caller gives none."""
@@ -79,7 +86,11 @@ class Scope:
 
 
 class Body:
-    """Compiled nodes with inputs and outputs: a segment, a nested graph, or a function's body."""
+    """Compiled nodes with inputs and outputs: a segment, a nested graph, or a function's body.
+
+    Attributes:
+        instructions: the nodes, ready to run.
+    """
 
     def __init__(
         self,
@@ -95,10 +106,9 @@ class Body:
         self._constants = {
             value: arrays.constant(value.data.numpy(), reads_of(value)) for value in constants if value.data is not None
         }
-        scope.place(inputs, nodes)
         own = {*inputs, *(value for node in nodes for value in node.results)}
         self._left = tuple({*inputs, *own.intersection(outputs), *self._constants})
-        self._instructions = _instructions(nodes, own, set(outputs), scope)
+        self.instructions = _instructions(nodes, own, set(outputs), scope)
 
     def call(self, arguments: Sequence[Any], environment: Environment) -> list[Any]:
         """Run with values for the inputs; `environment` holds what the nodes read from outside, as it does after it."""
@@ -112,22 +122,23 @@ class Body:
         environment.update(self._constants)
         environment.update(zip(self.inputs, arguments, strict=True))
         arguments.clear()
-        self.run(environment)
+        run(self.instructions, environment, self._arrays)
         return [environment[value] for value in self.outputs]
 
-    def run(self, environment: Environment) -> None:
-        """Run in an environment that holds all that is read."""
-        for instruction in self._instructions:
-            inputs = [None if value is None else environment[value] for value in instruction.inputs]
-            try:
-                results = instruction.operation(inputs, environment)
-            except NodeError:
-                raise
-            except Exception as error:
-                raise self._arrays.failure(instruction.node, error) from error
-            environment.update(zip(instruction.results, results, strict=True))
-            for value in instruction.frees:
-                del environment[value]
+
+def run(instructions: Iterable[Instruction], environment: Environment, arrays: Arrays) -> None:
+    """Run nodes in an environment that holds all that is read; `arrays`: where arrays lie.
+
+    Raises:
+        NodeError: naming the node that failed.
+    """
+    for instruction in instructions:
+        try:
+            instruction.run(environment)
+        except NodeError:
+            raise
+        except Exception as error:
+            raise arrays.failure(instruction.node, error) from error
 
 
 def reads_of(value: Value) -> Reads:

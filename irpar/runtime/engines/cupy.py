@@ -73,7 +73,10 @@ class CupySegment:
         for device in sorted({engine.lanes.device_of(rank) for rank in engine.ranks(constants)}):
             with engine.lanes.preparing(device):
                 known = {value: engine.constant(value, constants, device) for value in segment.constants}
-                body = Body(segment.nodes, segment.inputs, segment.outputs, (), Scope(engine.arrays))
+                scope = Scope(engine.arrays)
+                scope.place(segment.inputs, segment.nodes, None)
+                body = Body(segment.nodes, segment.inputs, segment.outputs, (), scope)
+                self._on_host = tuple(value in scope.on_host for value in segment.inputs)
             self._compiled[device] = known, body
 
     @property
@@ -87,7 +90,7 @@ class CupySegment:
         constants, body = self._compiled[engine.lanes.device_of(rank)]
         with engine.lanes.of(rank):
             try:
-                given = [engine.arrays.enter(value) for value in inputs]
+                given = list(map(engine.arrays.enter, inputs, self._on_host))
                 inputs.clear()
                 into: Mapping[Node, Any] = {} if arena is None else arena.buffers(self._layout).into
                 if writes_over:

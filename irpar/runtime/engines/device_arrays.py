@@ -1,8 +1,7 @@
 """Where arrays lie for an engine with a device: tensors there, the small integers that shape them on the host."""
 
-import math
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -11,14 +10,14 @@ import ml_dtypes
 import numpy as np
 
 from irpar.ir import DType, Node, Value, tensor_type
-from irpar.kernels import Kept, Kernel, KernelError, cuda, lookup
+from irpar.kernels import Kept, Kernel, KernelError, cuda
 from irpar.kernels.faults import FAULTS
 from irpar.kernels.registry import Signature
-from irpar.ops.op_def import traits
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.sharding import option
 
 from .arrays import Arrays, Reads
+from .host_values import HostValues
 from .operation import Environment, Operation
 
 HOST_ELEMENTS = 64
@@ -115,10 +114,10 @@ class Notes:
 class DeviceArrays(Arrays):
     """Tensors on a device.
 
-    A tensor is an array of the device's module, or `Held`. Operands that a kernel reads on the host come there; what is
-    small and made of what lies on the host is computed there, so that shapes are known without waiting for the device:
-    which nodes these are is decided when a body is compiled (`is_for_host`). What the device cannot compute is computed
-    on the host by the same kernel, with a note.
+    A tensor is an array of the device's module, or `Held`. Operands that a kernel reads on the host come there, and what
+    they are made of is computed there if it is small, so that shapes are known without waiting for the device: which
+    values these are is decided when a body is compiled (`on_host`). What the device cannot compute is computed on the
+    host by the same kernel, with a note.
 
     Args:
         name: the engine's.
@@ -204,16 +203,13 @@ class DeviceArrays(Arrays):
             return device
         return Held(array, device)
 
-    def enter(self, value: Any) -> Any:
-        """What came from outside: small integers stay on the host, and so do dtypes that the device lacks."""
+    def enter(self, value: Any, on_host: bool = False) -> Any:
+        """What came from outside: on the device, but for what is read on the host, and dtypes that the device lacks."""
         if isinstance(value, list):
-            return [self.enter(item) for item in value]
+            return [self.enter(item, on_host) for item in value]
         if not isinstance(value, np.ndarray):
             return None if value is None else self.transfer.adopt(value)
-        is_small = value.dtype.kind in "iub" and value.size <= self._host_elements
-        if is_small or value.dtype not in DEVICE_DTYPES:
-            return Held(value)
-        return self.transfer.upload(value)
+        return Held(value) if on_host or value.dtype not in DEVICE_DTYPES else self.transfer.upload(value)
 
     def leave(self, values: Sequence[Any], keep_on_device: bool) -> list[Any]:
         """What goes outside: numpy arrays, all of which are waited for at once; or device arrays where those can be."""
@@ -237,23 +233,12 @@ class DeviceArrays(Arrays):
 
     # -- computing ------------------------------------------------------------------------------------------------
 
-    def is_for_host(self, node: Node, on_host: Set[Value]) -> bool:
-        """See `Arrays.is_for_host`."""
-        kernel = lookup(node.domain, node.op_type, node.version) if node.callee is None else None
-        if kernel is None:  # Bodies, functions and sequences give what they are given.
-            return all(self.stays_on_host(value) for value in node.results)
-        if not (traits(node).reads_sizes or all(self._is_small(value) for value in node.results)):
-            return False
-        apart = kernel.signature.shape_only
-        read = [value for place, value in enumerate(node.operands) if value is not None and place not in apart]
-        return all(value in on_host or (value.is_constant and self._is_small(value)) for value in read)
-
-    def stays_on_host(self, value: Value) -> bool:
-        """See `Arrays.stays_on_host`: small integers do."""
-        return self._is_small(value) and value.dtype.numpy.kind in "iub"
-
-    def _is_small(self, value: Value) -> bool:
-        return value.is_static and math.prod(value.shape) <= self._host_elements
+    def on_host(
+        self, inputs: Collection[Value], nodes: Sequence[Node], outputs: Sequence[Value] | None, around: Set[Value]
+    ) -> Set[Value]:
+        """See `Arrays.on_host`."""
+        values = HostValues(self._host_elements, around)
+        return values.of_segment(inputs, nodes) if outputs is None else values.of_body(inputs, nodes, outputs)
 
     def kernel(self, node: Node, kernel: Kernel, attributes: Mapping[str, Any], on_host: bool) -> Operation:
         """What computes a node with a kernel, on the device or on the host."""

@@ -70,15 +70,19 @@ def run_text(
         return executor.run(inputs), executor.notes
 
 
-@pytest.mark.parametrize(("dims", "on_device"), [("2", False), ("k", True), ("100", True)])
-def test_where_a_node_is_computed_is_decided_by_types(
-    dims: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("dims", "reader", "on_device"),
+    [("2", "ConstantOfShape", False), ("k", "ConstantOfShape", True), ("100", "Abs", True), ("2", "Abs", True)],
+)
+def test_where_a_node_is_computed_is_decided_by_types_and_readers(
+    dims: str, reader: str, on_device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small integers that are made of small integers are computed on the host; what may be many, on the device."""
+    """On the host only small integers are computed whose numbers something there reads."""
     text = f"""
-        graph @sizes(%n: i64[{dims}]) -> (%y) opset 21 {{
+        graph @sizes(%n: i64[{dims}]) -> (%y, %z) opset 21 {{
           %m = Neg(%n) : i64[{dims}]
           %y = Neg(%m) : i64[{dims}]
+          %z = {reader}(%y) : {"f32[a, b]" if reader == "ConstantOfShape" else f"i64[{dims}]"}
         }}
     """
     sizes: list[int] = []
