@@ -14,6 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tests import strict_graphs
+from tests.strict_graphs import launch, refuse_in_capture
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 DTYPES = frozenset(map(np.dtype, "?bBhHiIlLqQefdFD")) | {BFLOAT16}
 
@@ -30,6 +33,8 @@ _NAMES = """
     negative nonzero not_equal ones ones_like power prod repeat result_type right_shift rint sign sin sinh split
     sqrt squeeze stack subtract sum swapaxes take take_along_axis tan tanh tile trunc unique where zeros zeros_like
 """
+READ_ON_HOST = {"nonzero", "unique"}
+"""Those that wait for the device to tell how much they give."""
 NAMES = frozenset(_NAMES.split())
 """The functions of CuPy that kernels and runtime may use."""
 
@@ -71,7 +76,13 @@ class StrictArray:
     @property
     def data(self) -> Any:
         """Where it lies, as CuPy tells it."""
-        return SimpleNamespace(ptr=self._array.ctypes.data, device_id=0)
+        memory = strict_graphs.root_of(self._array)
+        return SimpleNamespace(ptr=self._array.ctypes.data, device_id=0, mem=memory)
+
+    @property
+    def flags(self) -> Any:
+        """How it lies there."""
+        return SimpleNamespace(c_contiguous=self._array.flags.c_contiguous)
 
     def __len__(self) -> int:
         return len(self._array)
@@ -80,43 +91,70 @@ class StrictArray:
         return (wrapped(item) for item in self._array)
 
     def __bool__(self) -> bool:
-        StrictArray.reads += 1
+        _count_read()
         return bool(self._array)
 
     def __int__(self) -> int:
-        StrictArray.reads += 1
+        _count_read()
         return int(self._array)
 
     def __float__(self) -> float:
-        StrictArray.reads += 1
+        _count_read()
         return float(self._array)
 
     def __repr__(self) -> str:
         return f"StrictArray({self._array!r})"
 
     def __getitem__(self, index: Any) -> "StrictArray":
-        return wrapped(self._array[bare(index)])
+        places = bare(index)
+        if any(array.dtype == bool for array in strict_graphs.arrays_in(places)):
+            refuse_in_capture("D2H transfers are")
+        return wrapped(launch(operator.getitem, (self._array, places), {}))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._array[bare(index)] = bare(value)
+        launch(_set, (self._array, bare(index), bare(value)), {}, writes=self._array)
 
     def astype(self, dtype: Any, copy: bool = True) -> "StrictArray":
         check_dtype(np.dtype(dtype))
-        return wrapped(self._array.astype(dtype, copy=copy))
+        if np.dtype(dtype) == self.dtype and not copy:
+            return self
+        return wrapped(launch(np.ndarray.astype, (self._array, dtype), {"copy": copy}))
 
     def tolist(self) -> Any:
-        StrictArray.reads += 1
+        _count_read()
         return self._array.tolist()
 
     def item(self) -> Any:
-        StrictArray.reads += 1
+        _count_read()
         return self._array.item()
 
 
+def _set(array: np.ndarray, index: Any, value: Any) -> None:
+    array[index] = value
+
+
+_set.writes = True  # type: ignore[attr-defined]
+
+
+def _fill(array: np.ndarray, value: Any) -> None:
+    array.fill(value)
+
+
+_fill.writes = True  # type: ignore[attr-defined]
+
+
+def _count_read() -> None:
+    refuse_in_capture("D2H transfers are")
+    StrictArray.reads += 1
+
+
 def _method(name: str) -> Callable[..., Any]:
+    function = _fill if name == "fill" else getattr(np.ndarray, name)
+
     def method(self: StrictArray, *arguments: Any, **keywords: Any) -> Any:
         refuse_bfloat16(name, [self])
-        return wrapped(getattr(self._array, name)(*map(bare, arguments), **{k: bare(v) for k, v in keywords.items()}))
+        given = (self._array, *map(bare, arguments)), {k: bare(v) for k, v in keywords.items()}
+        return wrapped(launch(function, *given, writes=self._array if name == "fill" else given[1].get("out")))
 
     return method
 
@@ -131,7 +169,7 @@ for _name in (
 def _operator(function: Callable[[Any, Any], Any], turned: bool) -> Callable[[Any, Any], Any]:
     def operate(self: StrictArray, other: Any) -> Any:
         left, right = (bare(other), self._array) if turned else (self._array, bare(other))
-        return wrapped(function(left, right))
+        return wrapped(launch(function, (left, right), {}))
 
     return operate
 
@@ -143,9 +181,9 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", 
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
     setattr(StrictArray, f"__{_name}__", _operator(getattr(operator, _name), turned=False))
 StrictArray.__ior__ = lambda self, other: (self.__setitem__(..., self | other), self)[1]
-StrictArray.__neg__ = lambda self: wrapped(-self._array)
-StrictArray.__invert__ = lambda self: wrapped(~self._array)
-StrictArray.__abs__ = lambda self: wrapped(abs(self._array))
+StrictArray.__neg__ = lambda self: wrapped(launch(operator.neg, (self._array,), {}))
+StrictArray.__invert__ = lambda self: wrapped(launch(operator.invert, (self._array,), {}))
+StrictArray.__abs__ = lambda self: wrapped(launch(operator.abs, (self._array,), {}))
 StrictArray.__hash__ = None  # type: ignore[assignment]
 
 
@@ -184,7 +222,12 @@ def refuse_bfloat16(name: str, arguments: Any) -> None:
 def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **keywords: Any) -> Any:
         refuse_bfloat16(name, arguments)
-        found = function(*map(bare, arguments), **{key: bare(value) for key, value in keywords.items()})
+        if name in READ_ON_HOST:
+            refuse_in_capture("D2H transfers are")
+        given = tuple(map(bare, arguments)), {key: bare(value) for key, value in keywords.items()}
+        found = launch(function, *given, writes=given[0][0] if name == "copyto" else given[1].get("out"))
+        if keywords.get("out") is not None:
+            return keywords["out"]
         result = wrapped(found)
         is_wide = name in WITHOUT_BFLOAT16 and isinstance(result, StrictArray) and result.dtype == BFLOAT16
         return result.astype(np.float32) if is_wide else result
@@ -193,10 +236,29 @@ def _function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _copyto(target: np.ndarray, source: Any, **keywords: Any) -> None:
+    np.copyto(target, source, **keywords)
+
+
+_copyto.writes = True  # type: ignore[attr-defined]
+
+
+def _empty(shape: Any, dtype: Any = float) -> np.ndarray:
+    """Numbers that show where they are read; integers that index something."""
+    made = np.zeros(shape, dtype)
+    if made.dtype.kind in "fc":
+        made.fill(np.nan)
+    return made
+
+
+_empty.only_allocates = True  # type: ignore[attr-defined]
+
+
 def _asarray(value: Any, dtype: Any = None) -> StrictArray:
     """CuPy's asarray takes arrays of numpy too: that is how they come to the device; its own it gives back."""
     if isinstance(value, StrictArray) and dtype in (None, value.dtype):
         return value
+    refuse_in_capture("H2D transfers are")
     return StrictArray(np.array(value._array if isinstance(value, StrictArray) else value, dtype=dtype))
 
 
@@ -211,6 +273,14 @@ class _Stream:
 
     def wait_event(self, event: "_Event") -> None:
         """All is done already."""
+
+    def begin_capture(self) -> None:
+        """What the calling thread launches is noted."""
+        strict_graphs.begin_capture()
+
+    def end_capture(self) -> strict_graphs.Graph:
+        """What was noted."""
+        return strict_graphs.end_capture()
 
     def __enter__(self) -> "_Stream":
         return self
@@ -261,7 +331,7 @@ def module() -> ModuleType:
     """The module: numpy's functions on strict arrays, and as much of CuPy's CUDA as the engine uses."""
     made = ModuleType("strict_device")
     for name in NAMES:
-        setattr(made, name, _function(name, getattr(np, name)))
+        setattr(made, name, _function(name, {"copyto": _copyto, "empty": _empty}.get(name) or getattr(np, name)))
     made.asarray = _asarray  # type: ignore[attr-defined]
     made.ndarray = StrictArray  # type: ignore[attr-defined]
     made.lib = SimpleNamespace(  # type: ignore[attr-defined]
@@ -280,9 +350,13 @@ def module() -> ModuleType:
         alloc_pinned_memory=Pinned,
         UnownedMemory=lambda ptr, size, owner, device_id: owner,
         MemoryPointer=lambda memory, offset: SimpleNamespace(owner=memory),
+        MemoryPool=strict_graphs.Pool,
+        get_allocator=lambda: strict_graphs.CURRENT.allocate,
+        using_allocator=strict_graphs.using_allocator,
         runtime=SimpleNamespace(memcpyAsync=_memcpy, getDeviceCount=lambda: 1),
         compiler=SimpleNamespace(CompileException=CompileError),
     )
+    made.get_default_memory_pool = strict_graphs.Pool  # type: ignore[attr-defined]
     return made
 
 

@@ -58,17 +58,20 @@ class Arena:
     Args:
         module: the array module of the memory.
         memory: an array of bytes.
+
+    Attributes:
+        memory: as given.
     """
 
     def __init__(self, module: Any, memory: Any) -> None:
         self._module = module
-        self._memory = memory
+        self.memory = memory
         self._buffers: dict[ArenaLayout, Buffers] = {}
 
     @property
     def nbytes(self) -> int:
         """Its size."""
-        return int(self._memory.nbytes)
+        return int(self.memory.nbytes)
 
     def buffers(self, layout: ArenaLayout) -> Buffers:
         """The arrays that the nodes of a segment write to."""
@@ -76,7 +79,7 @@ class Arena:
         if found is None:
             nodes = dict.fromkeys(value.node for value in layout.slots if value.node is not None)
             into = {node: self._into(node, layout.slots) for node in nodes}
-            scratch = {node: self._memory[start : start + size] for node, (start, size) in layout.scratch.items()}
+            scratch = {node: self.memory[start : start + size] for node, (start, size) in layout.scratch.items()}
             found = self._buffers[layout] = Buffers(into, scratch)
         return found
 
@@ -86,14 +89,14 @@ class Arena:
 
     def _buffer(self, slot: Slot) -> Any:
         size = slot.dtype.itemsize * int(np.prod(slot.shape))
-        return self._memory[slot.offset : slot.offset + size].view(slot.dtype).reshape(slot.shape)
+        return self.memory[slot.offset : slot.offset + size].view(slot.dtype).reshape(slot.shape)
 
     def copied_out(self, value: Any) -> Any:
         """A result that outlives the segment: itself, or a copy of what lies in the arena."""
         if isinstance(value, list):
             return [self.copied_out(item) for item in value]
-        is_array = isinstance(value, type(self._memory))
-        return value.copy() if is_array and self._module.may_share_memory(value, self._memory) else value
+        is_array = isinstance(value, type(self.memory))
+        return value.copy() if is_array and self._module.may_share_memory(value, self.memory) else value
 
 
 def arena_layout(

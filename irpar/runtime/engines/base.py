@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from irpar.ir import Tensor, Value
+from irpar.ir import Graph, Tensor, Value
 from irpar.output.parts import Part
 from irpar.process import import_native
 from irpar.runtime.instructions import Segment
@@ -30,6 +30,11 @@ class Constants:
     def ranks(self) -> tuple[int, ...]:
         """The ranks that run the part."""
         return self._part.ranks
+
+    @property
+    def graph(self) -> Graph:
+        """The part's program."""
+        return self._part.graph
 
     def tensor(self, value: Value) -> Tensor:
         """The part's block of a constant, lazy."""
@@ -134,6 +139,7 @@ class EngineSettings:
         tf32: let an engine with a device multiply float32 with operands rounded to TF32.
         keep_on_device: let segments give arrays of the device, where the engine has one.
         local_rank: the place of this process among those of its machine, which chooses the device.
+        captures: let an engine with a device capture in CUDA graphs what it runs again and again.
         threads: threads of the processor that each segment of a program cut over ranks computes with; 0: the program is
             whole, and the engine chooses.
     """
@@ -147,6 +153,7 @@ class EngineSettings:
         tf32: bool = False,
         keep_on_device: bool = False,
         local_rank: int = 0,
+        captures: bool = True,
         threads: int = 0,
     ) -> None:
         self.opsets = dict(opsets)
@@ -155,6 +162,7 @@ class EngineSettings:
         self.tf32 = tf32
         self.keep_on_device = keep_on_device
         self.local_rank = local_rank
+        self.captures = captures
         self.threads = threads
 
 

@@ -1,26 +1,26 @@
 """The engine `cupy`: irpar's own kernels on a CUDA device, node by node."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from irpar.ir import Node, Value
+from irpar.ir import Value
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_device_memory
 
-from .arena import Arena, arena_layout, places_of
+from .arena import Arena, arena_layout
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings
 from .bodies import Body, Scope, reads_of
 from .cuda import free_bytes, import_cupy
+from .cuda_graphs.runner import Captured, Program, Runner
 from .device_arrays import DEVICE_DTYPES, HOST_ELEMENTS, DeviceArrays, HostDeviceCopy, Notes, out_of_memory
 from .lanes import Lanes
-from .operation import Environment
 from .single_nodes import on_ort
 
 
@@ -66,46 +66,50 @@ class CupySegment:
 
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
         self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES, beside=True)
-        self._over = places_of(segment)
         self._engine = engine
         self._segment = segment
-        self._compiled: dict[int, tuple[dict[Value, Any], Body]] = {}
+        self._programs: dict[int, Program] = {}
+        self._runners: dict[int, Runner] = {}
         for device in sorted({engine.lanes.device_of(rank) for rank in engine.ranks(constants)}):
             with engine.lanes.preparing(device):
                 known = {value: engine.constant(value, constants, device) for value in segment.constants}
                 scope = Scope(engine.arrays)
                 scope.place(segment.inputs, segment.nodes, None)
                 body = Body(segment.nodes, segment.inputs, segment.outputs, (), scope)
-                self._on_host = tuple(value in scope.on_host for value in segment.inputs)
-            self._compiled[device] = known, body
+            is_whole = segment.graph is constants.graph
+            self._programs[device] = Program(segment, body, known, self._layout, frozenset(scope.on_host), is_whole)
 
     @property
     def arena_bytes(self) -> int:
         """See `CompiledSegment`."""
         return self._layout.nbytes
 
+    @property
+    def captured(self) -> Captured | None:
+        """How much of it is captured in CUDA graphs, for the first rank that has run it; None: none has."""
+        return next((runner.captured for runner in self._runners.values()), None)
+
     def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs on the stream of a rank; see `CompiledSegment.run`."""
         engine = self._engine
-        constants, body = self._compiled[engine.lanes.device_of(rank)]
-        with engine.lanes.of(rank):
+        with engine.lanes.of(rank) as lane:
             try:
-                given = list(map(engine.arrays.enter, inputs, self._on_host))
-                inputs.clear()
-                into: Mapping[Node, Any] = {} if arena is None else arena.buffers(self._layout).into
-                if writes_over:
-                    states = {node: given[place] for node, place in self._over.items()}
-                    into = {**into, **{node: state for node, state in states.items() if engine.arrays.is_own(state)}}
-                    del states
-                results = body.take(given, Environment(constants, into))
-                if arena is not None and engine.keep_on_device:
-                    results = [arena.copied_out(result) for result in results]
+                runner = self._runners.get(rank) or self._runner(rank)
+                results = runner.run(inputs, arena, writes_over, lane)
+                if engine.keep_on_device:
+                    results = runner.leave(results, arena)
                 return engine.arrays.leave(results, engine.keep_on_device)
             except NodeError:
                 raise
             except MemoryError as error:
                 what = "copying what the segment reads or produces failed"
                 raise out_of_memory(what, error, self._segment.label) from error
+
+    def _runner(self, rank: int) -> Runner:
+        engine, program = self._engine, self._programs[self._engine.lanes.device_of(rank)]
+        runner = Runner(program, engine.arrays, engine.told, engine.keep_on_device, engine.captures)
+        self._runners[rank] = runner
+        return runner
 
 
 class CupyEngine:
@@ -119,6 +123,8 @@ class CupyEngine:
         arrays: where arrays lie.
         lanes: the streams.
         keep_on_device: whether segments give device arrays.
+        captures: whether what a stream is given is captured in CUDA graphs.
+        told: what is told of how nodes were computed.
 
     Raises:
         NoDeviceError: there is no CuPy or no device.
@@ -132,18 +138,19 @@ class CupyEngine:
     def __init__(self, settings: EngineSettings) -> None:
         cupy = import_cupy("the engine cupy")
         self.keep_on_device = settings.keep_on_device
+        self.captures = settings.captures
         self._ranks = settings.ranks
         devices = cupy.cuda.runtime.getDeviceCount()
         own, spreads = settings.local_rank % devices, settings.ranks > 1 and settings.keep_on_device
         self.lanes = Lanes(
             cupy, lambda rank: rank % devices if spreads else own, settings.keep_on_device, settings.tf32
         )
-        self._notes = Notes(self.name, settings.strict)
+        self.told = Notes(self.name, settings.strict)
         self.arrays = DeviceArrays(
             self.name,
             cupy,
-            HostDeviceCopy(self.lanes.upload, self.lanes.download, self.lanes.adopt),
-            self._notes,
+            HostDeviceCopy(self.lanes.upload, self.lanes.download, self.lanes.adopt, self.lanes.is_capturing),
+            self.told,
             on_ort(settings),
             retried=(cupy.cuda.compiler.CompileException,),
             host_elements=HOST_ELEMENTS,
@@ -154,7 +161,7 @@ class CupyEngine:
     @property
     def notes(self) -> tuple[str, ...]:
         """What ran on the host, a line for each operator."""
-        return self._notes.lines
+        return self.told.lines
 
     def ranks(self, constants: Constants) -> tuple[int, ...]:
         """The ranks of a part that this process runs, which number from 0 where it runs several."""

@@ -61,6 +61,7 @@ class HostDeviceCopy:
         upload: a device array of a numpy array.
         download: numpy arrays of device arrays; waits for the device.
         adopt: a device array from outside, on the device that is worked on.
+        is_capturing: whether what the device is given is noted only, for a CUDA graph.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class HostDeviceCopy:
         upload: Callable[[Array], Any],
         download: Callable[[Sequence[Any]], list[Array]],
         adopt: Callable[[Any], Any],
+        is_capturing: Callable[[], bool],
     ) -> None:
         self.upload = upload
         self.download = download
         self.adopt = adopt
+        self.is_capturing = is_capturing
 
 
 class Notes:
@@ -110,14 +113,21 @@ class Notes:
         with self._lock:
             self._lines.setdefault(node.operator, f"{node.operator} runs on the host: {reason} (node {node.label})")
 
+    def add_apart(self, node: Node, reason: str) -> None:
+        """Note that an operator splits what is captured in CUDA graphs; one that runs on the host has its line."""
+        with self._lock:
+            if node.operator not in self._lines:
+                line = f"{node.operator} splits CUDA graphs: {reason} (node {node.label})"
+                self._lines.setdefault(f"{node.operator} splits", line)
+
 
 class DeviceArrays(Arrays):
     """Tensors on a device.
 
-    A tensor is an array of the device's module, or `Held`. Operands that a kernel reads on the host come there, and what
-    they are made of is computed there if it is small, so that shapes are known without waiting for the device: which
-    values these are is decided when a body is compiled (`on_host`). What the device cannot compute is computed on the
-    host by the same kernel, with a note.
+    A tensor is an array of the device's module, or `Held`. Operands that a kernel reads on the host come there, and
+    what they are made of is computed there if it is small, so that shapes are known without waiting for the device:
+    which values these are is decided when a body is compiled (`on_host`). What the device cannot compute is computed on
+    the host by the same kernel, with a note.
 
     Args:
         name: the engine's.
@@ -207,6 +217,8 @@ class DeviceArrays(Arrays):
         """What came from outside: on the device, but for what is read on the host, and dtypes that the device lacks."""
         if isinstance(value, list):
             return [self.enter(item, on_host) for item in value]
+        if isinstance(value, Held):
+            return value
         if not isinstance(value, np.ndarray):
             return None if value is None else self.transfer.adopt(value)
         return Held(value) if on_host or value.dtype not in DEVICE_DTYPES else self.transfer.upload(value)
@@ -283,6 +295,9 @@ class PlacedKernel:
     """A node that a kernel computes, on the device or on the host.
 
     On the device a CUDA kernel of the operator is asked first, if there is one.
+
+    Attributes:
+        lacking: why the device cannot compute it, as far as types tell; empty where it can.
     """
 
     def __init__(
@@ -295,10 +310,10 @@ class PlacedKernel:
         self._dtypes = tuple(
             type_.dtype.numpy if (type_ := tensor_type(value.type)) is not None else None for value in node.results
         )
-        lacking = self._lacks()
-        if lacking:
-            arrays.notes.add(node, lacking)
-        self._is_on_host = on_host or bool(lacking)
+        self.lacking = self._lacks()
+        if self.lacking:
+            arrays.notes.add(node, self.lacking)
+        self._is_on_host = on_host or bool(self.lacking)
         self._word = None if arrays.word is None else partial(arrays.word, node)
         self._cuda = None
         if arrays.gpu is not None and not self._is_on_host:
@@ -323,6 +338,8 @@ class PlacedKernel:
             with FAULTS.noted(self._word):
                 return self._compute_on_device(inputs, environment.into.get(self._node))
         except self._arrays.retried as error:
+            if self._arrays.transfer.is_capturing():
+                raise  # That it cannot be captured does not say that the device cannot compute it.
             return self._fall_back(inputs, error)
 
     def _compute_on_host(self, inputs: list[Any]) -> list[Any]:

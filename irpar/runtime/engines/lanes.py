@@ -10,18 +10,53 @@ import numpy as np
 from irpar.ir import Node
 from irpar.kernels.cuda.cublas_lt import tf32
 
+from .cuda_graphs.recording import GraphMemory, NotCapturedError, Recording
 from .faults import DeviceFaults
 from .staging import Staging
 
+_ON_DEVICE = 3  # cudaMemcpyKind
+
 
 class RankStream:
-    """What one rank has of a device: a stream, and the pinned buffers of its copies."""
+    """What one rank has of a device: a stream, the pinned buffers of its copies, and the memory of its CUDA graphs.
+
+    Attributes:
+        turn: held by the thread that works on it.
+        reached: events that mark how far others' streams and this one have come.
+        recording: the capture that is made of what it is given; None: it does what it is given.
+    """
 
     def __init__(self, cupy: Any, device: int) -> None:
+        self._cupy = cupy
         self.device = device
+        self.turn = threading.RLock()
+        self.recording: Recording | None = None
+        self._memory: GraphMemory | None = None
         with cupy.cuda.Device(device):
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.staging = Staging(cupy, self.stream)
+            self.reached = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
+
+    @property
+    def graph_bytes(self) -> int:
+        """What its CUDA graphs keep for what they make inside."""
+        return 0 if self._memory is None else self._memory.nbytes
+
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Let its stream copy bytes from one address of its device to another."""
+        self._cupy.cuda.runtime.memcpyAsync(target, source, size, _ON_DEVICE, self.stream.ptr)
+
+    @contextmanager
+    def captured(self) -> Iterator[Recording]:
+        """In here what the stream is given is noted instead of done; see `Recording.running`."""
+        if self._memory is None:
+            self._memory = GraphMemory(self._cupy)
+        self.recording = recording = Recording(self._cupy, self.stream, self._memory)
+        try:
+            with recording.running():
+                yield recording
+        finally:
+            self.recording = None
 
 
 class Lanes:
@@ -49,39 +84,53 @@ class Lanes:
         self._current = threading.local()
 
     @contextmanager
-    def of(self, rank: int) -> Iterator[None]:
+    def of(self, rank: int) -> Iterator[RankStream]:
         """In here the calling thread works for a rank, on its device and stream."""
         lane = self._lane(rank, self.device_of(rank))
-        with self._cupy.cuda.Device(lane.device):
-            outer = self._cupy.cuda.get_current_stream()
-            if self._meets_others:
-                lane.stream.wait_event(self._reached(outer))
+        with lane.turn, self._cupy.cuda.Device(lane.device):
+            if not self._meets_others:
+                with self._working(lane):
+                    yield lane
+                return
+            outer, (arrived, left) = self._cupy.cuda.get_current_stream(), lane.reached
+            arrived.record(outer)
+            lane.stream.wait_event(arrived)
             with self._working(lane):
-                yield
-            if self._meets_others:
-                outer.wait_event(self._reached(lane.stream))
+                yield lane
+            left.record(lane.stream)
+            outer.wait_event(left)
 
     @contextmanager
     def preparing(self, device: int) -> Iterator[None]:
         """In here the calling thread brings to a device what all ranks on it read from then on."""
         lane = self._lane(-1 - device, device)
-        with self._cupy.cuda.Device(device), self._working(lane):
+        with lane.turn, self._cupy.cuda.Device(device), self._working(lane):
             yield
             lane.stream.synchronize()
 
     def upload(self, array: "np.ndarray[Any, Any]") -> Any:
         """A device array of a numpy array, on the stream that is worked on."""
-        return self._current.lane.staging.upload(array)
+        lane: RankStream = self._current.lane
+        return lane.staging.upload(array) if lane.recording is None else lane.recording.upload(array)
 
     def download(self, arrays: Sequence[Any]) -> list["np.ndarray[Any, Any]"]:
         """Numpy arrays of device arrays; waits for the stream that is worked on.
 
         Raises:
             NodeError: a node found something wrong of what it read.
+            NotCapturedError: the stream only notes what it is given.
         """
-        found: list[np.ndarray[Any, Any]] = self._current.lane.staging.download(arrays)
+        lane: RankStream = self._current.lane
+        if lane.recording is not None:
+            raise NotCapturedError("it reads numbers on the host that the device computes")
+        found = lane.staging.download(arrays)
         self._faults.check()
         return found
+
+    def is_capturing(self) -> bool:
+        """Whether the stream that is worked on only notes what it is given."""
+        lane: RankStream = self._current.lane
+        return lane.recording is not None
 
     def word(self, node: Node, problem: str) -> Any:
         """Where a node notes a problem on the device that is worked on; see `DeviceFaults`."""
@@ -96,12 +145,6 @@ class Lanes:
         with lane.stream, tf32(self._is_tf32):
             self._current.lane = lane
             yield
-
-    def _reached(self, stream: Any) -> Any:
-        """An event at what a stream has been given so far."""
-        event = self._cupy.cuda.Event(disable_timing=True)
-        event.record(stream)
-        return event
 
     def _lane(self, key: int, device: int) -> RankStream:
         with self._lock:

@@ -51,12 +51,16 @@ class Staging:
         The copy is done on the stream: what runs there later sees it.
         """
         target = self._cupy.empty(array.shape, array.dtype)
+        self.fill(target.data.ptr, array)
+        return target
+
+    def fill(self, address: int, array: "np.ndarray[Any, Any]") -> None:
+        """As `upload`, to memory of the device that is there already."""
         source = _bytes_of(np.ascontiguousarray(array))
         for start, size in self._pieces(len(source)):
             block, place = self._upload_space(size)
             block.bytes[place : place + size] = source[start : start + size]
-            self._copy(target.data.ptr + start, block.address + place, size, _TO_DEVICE)
-        return target
+            self._copy(address + start, block.address + place, size, _TO_DEVICE)
 
     def download(self, arrays: Sequence[Any]) -> list["np.ndarray[Any, Any]"]:
         """Numpy copies of device arrays; waits for all that the stream does."""

@@ -1,0 +1,320 @@
+"""A stretch of a segment that is captured, for one rank: its CUDA graphs, by what comes in."""
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from irpar.analysis.engines import writes_out
+from irpar.ir import Node, Value, tensor_type
+from irpar.runtime.engines.arena import Arena
+from irpar.runtime.engines.device_arrays import DEVICE_DTYPES, DeviceArrays, Held
+from irpar.runtime.engines.lanes import RankStream
+from irpar.runtime.engines.operation import Environment
+
+from .graph import CapturedGraph, CopiedInput
+from .recording import Recording
+from .stretches import Stretch
+
+GRAPHS = 8
+"""Graphs that are kept of a piece: as many shapes as a server's batches or a schedule of sequence lengths come in."""
+MOVES = 3
+"""An operand that lay elsewhere so often is copied to a place of the graph's from then on."""
+CHANGES = 8
+"""Numbers that the host reads, and that were others so often, are no part of what is captured from then on."""
+CAPTURES = 32
+"""A piece that was captured so often, and was replayed less, is captured no more."""
+_SEEN = 64
+
+
+class CaptureError(Exception):
+    """A capture failed; its cause says why.
+
+    Attributes:
+        node: where; None: the graph as a whole was refused.
+    """
+
+    def __init__(self, node: Node | None) -> None:
+        super().__init__()
+        self.node = node
+
+
+class Key(NamedTuple):
+    """What a graph is captured for.
+
+    Attributes:
+        places: the arrays that it reads where they lie.
+        shapes: of what is copied to it, and the numbers that the host reads.
+    """
+
+    places: tuple[int, ...]
+    shapes: Hashable
+
+
+class Origins(NamedTuple):
+    """Where the operands of a piece come from.
+
+    Attributes:
+        on_host: the host reads their numbers.
+        bound: they lie where they lay in the last run, as a rule.
+        leaving: what leaves the segment, and may not lie in the arena.
+    """
+
+    on_host: frozenset[Value]
+    bound: frozenset[Value]
+    leaving: frozenset[Value]
+
+
+class Piece:
+    """The graphs of a stretch for one rank.
+
+    Args:
+        stretch: it.
+        slots: where each value stands in what the rank holds.
+        origins: where its operands come from.
+        arrays: where arrays lie.
+        was_run: whether it has been run, so that all that it needs is compiled.
+
+    Attributes:
+        stretch: as given.
+        changing: an operand whose numbers the host reads, and which were others too often; None: there is none.
+    """
+
+    def __init__(
+        self, stretch: Stretch, slots: Mapping[Value, int], origins: Origins, arrays: DeviceArrays, was_run: bool
+    ) -> None:
+        self.stretch = stretch
+        self._slots = slots
+        self._origins = origins
+        self._arrays = arrays
+        self._was_run = was_run
+        self._on_host = [value for value in stretch.reads if value in origins.on_host]
+        self._bound = [value for value in stretch.reads if value in origins.bound - origins.on_host]
+        self._graphs: weakref.WeakKeyDictionary[object, OrderedDict[Key, CapturedGraph]] = weakref.WeakKeyDictionary()
+        self._seen: dict[Hashable, None] = {}
+        self._last: Key | None = None
+        self._numbers: list[bytes] = []
+        self._moved: dict[Value, int] = {}
+        self._changed: dict[Value, int] = {}
+        self._captures = self._replays = 0
+        self.changing: Value | None = None
+        self._choose()
+
+    @property
+    def own(self) -> list[Any]:
+        """The arrays that replays write to."""
+        return [array for graphs in self._graphs.values() for graph in graphs.values() for array in graph.own]
+
+    def _choose(self) -> None:
+        """Say where each kind of operand stands."""
+        apart = {*self._on_host, *self._bound}
+        self._copied = [value for value in self.stretch.reads if value not in apart]
+        self._copied_slots = [self._slots[value] for value in self._copied]
+        self._host_slots = [self._slots[value] for value in self._on_host]
+        self._take_bound = _taker([self._slots[value] for value in self._bound])
+
+    # -- choosing a graph -----------------------------------------------------------------------------------------
+
+    def key(self, held: list[Any], writes_over: bool) -> Key:
+        """What a graph must have been captured for, to be replayed on what a rank holds."""
+        copied = [held[slot] for slot in self._copied_slots]
+        shapes: list[Hashable] = [writes_over]
+        for value in copied:
+            array = value.host if isinstance(value, Held) else value
+            shapes += (array.shape, array.dtype)
+        if self._host_slots:
+            shapes += self._read_numbers(held)
+        return Key(tuple(map(id, self._take_bound(held))), tuple(shapes))
+
+    def _read_numbers(self, held: list[Any]) -> list[Hashable]:
+        found: list[Hashable] = []
+        numbers: list[bytes] = []
+        for slot in self._host_slots:
+            array = self._arrays.host(held[slot])
+            held[slot] = held[slot] if isinstance(held[slot], Held) else Held(array)
+            numbers.append(array.tobytes())
+            found += (array.shape, array.dtype, numbers[-1])
+        self._note_changes(numbers)
+        return found
+
+    def _note_changes(self, numbers: list[bytes]) -> None:
+        for value, before, now in zip(self._on_host, self._numbers, numbers, strict=False):
+            if before != now:
+                self._changed[value] = self._changed.get(value, 0) + 1
+                if self._changed[value] > CHANGES:
+                    self.changing = value
+        self._numbers = numbers
+
+    def find(self, key: Key, arena: Arena | None) -> CapturedGraph | None:
+        """The graph for a key, that is replayed then."""
+        graphs = self._graphs.get(self if arena is None else arena)
+        found = None if graphs is None else graphs.get(key)
+        if found is None or graphs is None:
+            return None
+        if not found.is_alive:
+            del graphs[key]
+            return None
+        graphs.move_to_end(key)
+        self._replays += 1
+        self._last = key
+        return found
+
+    def is_worth(self, key: Key) -> bool:
+        """Whether to capture a graph for a key: when it comes again, unless others came all the time."""
+        is_known = self._was_run or key.shapes in self._seen
+        self._was_run = False
+        self._seen[key.shapes] = None
+        if len(self._seen) > _SEEN:
+            del self._seen[next(iter(self._seen))]
+        return is_known and (self._captures < CAPTURES or self._replays > self._captures)
+
+    def can_bind(self, held: list[Any]) -> bool:
+        """Whether what is read where it lies does lie on the device."""
+        kind = self._arrays.module.ndarray
+        return all(isinstance(array, kind) for array in self._take_bound(held))
+
+    def note_moves(self, key: Key) -> bool:
+        """Copy from now on what lies elsewhere too often; whether there is such, so that the key is another."""
+        last, self._last = self._last, key
+        if last is None or last.shapes != key.shapes or len(last.places) != len(key.places):
+            return False
+        moved = [
+            value for value, *places in zip(self._bound, last.places, key.places, strict=True) if len({*places}) > 1
+        ]
+        for value in moved:
+            self._moved[value] = self._moved.get(value, 0) + 1
+        often = {value for value in moved if self._moved[value] >= MOVES}
+        if often:
+            self._bound = [value for value in self._bound if value not in often]
+            self._choose()
+        return bool(often)
+
+    # -- capturing ------------------------------------------------------------------------------------------------
+
+    def capture(
+        self,
+        key: Key,
+        held: list[Any],
+        environment: Environment,
+        over: Mapping[Node, Value],
+        arena: Arena | None,
+        lane: RankStream,
+    ) -> CapturedGraph:
+        """Capture a graph.
+
+        Args:
+            key: what it is for.
+            held: what the rank holds.
+            environment: constants, and where results go.
+            over: nodes that write over a state.
+            arena: of the run.
+            lane: the stream.
+
+        Raises:
+            CaptureError: the stretch cannot be captured.
+            MemoryError: there is no room.
+        """
+        self._captures += 1
+        copied = [CopiedInput(slot, self._room(held[slot])) for slot in self._copied_slots]
+        bound = list(self._take_bound(held))
+        environment.update(zip(self._copied, (array for _, array in copied), strict=True))
+        environment.update(zip(self._bound, bound, strict=True))
+        for value, slot in zip(self._on_host, self._host_slots, strict=True):
+            environment[value] = Held(self._arrays.host(held[slot]).copy())
+        into = {**environment.into, **self._room_for_results(environment.into)}
+        into |= {node: environment[state] for node, state in over.items() if self._arrays.is_own(environment[state])}
+        environment.into = into
+        recording = self._record(environment, arena, lane)
+        made = [(self._slots[value], environment[value]) for value in self.stretch.makes]
+        places = {_place(array): self._slots[value] for value, array in zip(self._bound, bound, strict=True)}
+        echoes = [(slot, places[_place(array)]) for slot, array in made if _place(array) in places]
+        results = [(slot, array) for slot, array in made if _place(array) not in places]
+        graph = CapturedGraph(recording.graph, copied, bound, results, echoes, recording.kept)
+        self._keep(key, graph, arena)
+        return graph
+
+    def _record(self, environment: Environment, arena: Arena | None, lane: RankStream) -> Recording:
+        """Capture the nodes; what they make that outlives a replay is brought to where it may stay."""
+        stays = {id(memory_of(array)) for array in environment.values() if not isinstance(array, Held)}
+        stays |= {id(memory_of(array)) for array in _flat(environment.into.values())}
+        inside = set() if arena is None else {id(memory_of(arena.memory))}
+        node = None
+        try:
+            with lane.captured() as recording:
+                for one in self.stretch.instructions:
+                    node = one.node
+                    one.run(environment)
+                node = None
+                for value in self.stretch.makes:
+                    array, fitting = environment[value], stays - inside if value in self._origins.leaving else stays
+                    if not isinstance(array, Held) and id(memory_of(array)) not in fitting:
+                        with recording.apart():
+                            environment[value] = array.copy(order="K")
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise CaptureError(node) from error
+        return recording
+
+    def _room(self, value: Any) -> Any:
+        array = value.host if isinstance(value, Held) else value
+        return self._arrays.module.empty(array.shape, array.dtype)
+
+    def _room_for_results(self, into: Mapping[Node, Any]) -> dict[Node, Any]:
+        """Where results go that outlive a replay, and have no place in the arena."""
+        wanted = {*self.stretch.makes}
+        found: dict[Node, Any] = {}
+        for one in self.stretch.instructions:
+            if wanted.isdisjoint(one.results) or not writes_out(one.node):
+                continue
+            given = into.get(one.node)
+            places = (
+                [None] * len(one.results) if given is None else list(given) if isinstance(given, tuple) else [given]
+            )
+            rooms = [
+                self._room_of(value) if place is None and value in wanted else place
+                for value, place in zip(one.results, places, strict=True)
+            ]
+            if any(room is not None for room in rooms):
+                found[one.node] = rooms[0] if len(rooms) == 1 else tuple(rooms)
+        return found
+
+    def _room_of(self, value: Value) -> Any:
+        type_ = tensor_type(value.type)
+        if type_ is None or not type_.is_static or not type_.nbytes or type_.dtype.numpy not in DEVICE_DTYPES:
+            return None
+        return self._arrays.module.empty(type_.static_shape, type_.dtype.numpy)
+
+    def _keep(self, key: Key, graph: CapturedGraph, arena: Arena | None) -> None:
+        graphs = self._graphs.setdefault(self if arena is None else arena, OrderedDict())
+        graphs[key] = graph
+        for old in [known for known, other in graphs.items() if not other.is_alive]:
+            del graphs[old]
+        while len(graphs) > GRAPHS:
+            graphs.popitem(last=False)
+
+
+def memory_of(array: Any) -> Any:
+    """The memory that a device array lies in, which views share."""
+    return array.data.mem
+
+
+def _place(array: Any) -> Hashable:
+    """What two arrays share that are the same."""
+    return None if isinstance(array, Held) else (array.data.ptr, array.shape, array.strides, array.dtype)
+
+
+def _flat(arrays: Iterable[Any]) -> list[Any]:
+    """The arrays that nodes write to, those of nodes with several too."""
+    found: list[Any] = []
+    for array in arrays:
+        found += array if isinstance(array, tuple) else [array]
+    return [array for array in found if array is not None]
+
+
+def _taker(slots: list[int]) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """What takes the arrays of some slots of a list."""
+    if len(slots) > 1:
+        return itemgetter(*slots)
+    return lambda held: tuple(held[slot] for slot in slots)

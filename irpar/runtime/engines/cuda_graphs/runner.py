@@ -1,0 +1,260 @@
+"""Running a segment for a rank: pieces by their CUDA graphs, what no graph can hold node by node."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from irpar.ir import Node, Value
+from irpar.kernels import KernelError
+from irpar.ops.effects import is_compute
+from irpar.runtime.engines.arena import Arena, ArenaLayout
+from irpar.runtime.engines.bodies import Body, run
+from irpar.runtime.engines.device_arrays import DeviceArrays, Held, Notes
+from irpar.runtime.engines.lanes import RankStream
+from irpar.runtime.engines.operation import Environment
+from irpar.runtime.instructions import Segment
+
+from .graph import CapturedGraph
+from .piece import CaptureError, Key, Origins, Piece, memory_of
+from .stretches import Stretch, following, reasons_apart, stretches
+
+
+@dataclass(frozen=True)
+class Captured:
+    """How much of a segment is captured.
+
+    Attributes:
+        pieces: stretches that are, each in a graph of its own.
+        captured: nodes in these.
+        eager: nodes that are computed one by one.
+    """
+
+    pieces: int
+    captured: int
+    eager: int
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A segment compiled for a device, for the runners of the ranks there.
+
+    Attributes:
+        segment: it.
+        body: its nodes, ready to run.
+        constants: on the device.
+        layout: where results lie in an arena.
+        on_host: values that lie on the host.
+        is_whole: whether the segment runs once in a run of its program, so that what it gives to other segments may
+            stay where it is.
+        apart: nodes that no CUDA graph can hold, and why; more are found as the segment runs.
+    """
+
+    segment: Segment
+    body: Body
+    constants: Mapping[Value, Any]
+    layout: ArenaLayout
+    on_host: frozenset[Value]
+    is_whole: bool
+    apart: dict[Node, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.apart.update(reasons_apart(self.body.instructions, self.on_host))
+
+
+class Runner:
+    """Runs a segment for one rank; not for several threads at once.
+
+    Args:
+        program: the segment.
+        arrays: where arrays lie.
+        notes: what is told of nodes that split a graph.
+        keep_on_device: whether device arrays come in and go out.
+        captures: whether CUDA graphs are made.
+    """
+
+    def __init__(
+        self, program: Program, arrays: DeviceArrays, notes: Notes, keep_on_device: bool, captures: bool
+    ) -> None:
+        self._program = program
+        self._arrays = arrays
+        self._notes = notes
+        self._keep_on_device = keep_on_device
+        self._captures = captures
+        segment = program.segment
+        values = (*segment.inputs, *(value for node in segment.nodes for value in node.results))
+        self._slots = {value: slot for slot, value in enumerate(dict.fromkeys(values))}
+        self._inputs = len(segment.inputs)
+        self._outputs = [self._slots[value] for value in segment.outputs]
+        outside = {*segment.graph.outputs}
+        self._escaping = [value in outside or not program.is_whole for value in segment.outputs]
+        self._static: set[int] = set()
+        self._bound = self._steady_inputs() | {*program.layout.slots}
+        self._steps = self._begin()
+
+    @property
+    def captured(self) -> Captured:
+        """How much is captured."""
+        pieces = [step.stretch for step in self._steps if isinstance(step, Piece)]
+        nodes = sum(len(stretch.instructions) for stretch in pieces)
+        return Captured(len(pieces), nodes, len(self._program.body.instructions) - nodes)
+
+    def run(self, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream) -> list[Any]:
+        """Compute the outputs of values for the inputs; the list is the runner's from here on."""
+        held += [None] * (len(self._slots) - len(held))
+        place = 0
+        while place < len(self._steps):
+            step = self._steps[place]
+            if isinstance(step, Stretch):
+                self._run_eagerly(step, held, arena, writes_over)
+            elif not self._run_piece(step, held, arena, writes_over, lane):
+                continue  # It was split: what is left of it comes next.
+            place += 1
+        return [held[slot] for slot in self._outputs]
+
+    def leave(self, results: Sequence[Any], arena: Arena | None) -> list[Any]:
+        """Results as other segments and the caller may keep them: not where a later run writes."""
+        inside = None if arena is None else memory_of(arena.memory)
+        found = []
+        for array, escapes in zip(results, self._escaping, strict=True):
+            found.append(self._leaving(array, escapes or arena is None, inside))
+        return found
+
+    def _leaving(self, value: Any, escapes: bool, inside: Any) -> Any:
+        if isinstance(value, list):
+            return [self._leaving(item, escapes, inside) for item in value]
+        if value is None or isinstance(value, Held):
+            return value
+        memory = memory_of(value)
+        is_lent = memory is inside or (escapes and id(memory) in self._static)
+        return value.copy(order="K") if is_lent else value
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> list[Piece | Stretch]:
+        """All nodes, as stretches and pieces."""
+        program = self._program
+        apart = program.apart if self._captures else {*program.segment.nodes}
+        return self._pieces(stretches(program.body.instructions, apart, program.on_host), was_run=False)
+
+    def _pieces(self, found: Sequence[Stretch], was_run: bool) -> list[Piece | Stretch]:
+        self._bound.update(value for stretch in found if stretch.is_captured for value in stretch.makes)
+        return [
+            Piece(stretch, self._slots, self._origins(stretch), self._arrays, was_run)
+            if stretch.is_captured
+            else stretch
+            for stretch in found
+        ]
+
+    def _origins(self, stretch: Stretch) -> Origins:
+        on_host = self._program.on_host
+        read = (value for value in stretch.reads if value in on_host)
+        read_there = (value for value in read if next(following(stretch.instructions, value, on_host), None))
+        return Origins(frozenset(read_there), frozenset(self._bound), frozenset(self._program.segment.outputs))
+
+    def _steady_inputs(self) -> set[Value]:
+        """The inputs that lie where they lay in the last run, as a rule: state, and what other segments give."""
+        program, segment = self._program, self._program.segment
+        if not self._keep_on_device:
+            return set()
+        states = {value for value in segment.inputs if value in segment.graph.states}
+        computed = {value for value in segment.inputs if value.node is not None and is_compute(value.node)}
+        return states | computed if program.is_whole else states
+
+    def _run_eagerly(self, stretch: Stretch, held: list[Any], arena: Arena | None, writes_over: bool) -> None:
+        environment = self._environment(arena)
+        for value in stretch.reads:
+            slot = self._slots[value]
+            if slot < self._inputs:
+                held[slot] = self._arrays.enter(held[slot], value in self._program.on_host)
+            environment[value] = held[slot]
+        for value in stretch.frees:
+            held[self._slots[value]] = None
+        if writes_over:
+            states = {node: environment[state] for node, state in self._over(stretch).items()}
+            own = {node: state for node, state in states.items() if self._arrays.is_own(state)}
+            environment.into = {**environment.into, **own}
+            del states, own
+        run(stretch.instructions, environment, self._arrays)
+        for value in stretch.makes:
+            held[self._slots[value]] = environment[value]
+
+    def _environment(self, arena: Arena | None) -> Environment:
+        into = {} if arena is None else arena.buffers(self._program.layout).into
+        return Environment(self._program.constants, into)
+
+    def _over(self, stretch: Stretch) -> dict[Node, Value]:
+        """The nodes of a stretch that may write over a state that it reads."""
+        over, reads = self._program.segment.over, {*stretch.reads}
+        nodes = (one.node for one in stretch.instructions)
+        return {node: over[node] for node in nodes if node in over and over[node] in reads}
+
+    # -- pieces ---------------------------------------------------------------------------------------------------
+
+    def _run_piece(
+        self, piece: Piece, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream
+    ) -> bool:
+        """Run a piece; False if it was split instead."""
+        key = piece.key(held, writes_over)
+        graph = piece.find(key, arena)
+        if graph is None and piece.note_moves(key):
+            key = piece.key(held, writes_over)
+            graph = piece.find(key, arena)
+        if piece.changing is not None:
+            self._set_apart_what_follows(piece.changing)
+            return self._split(piece)
+        if graph is None:
+            if not piece.is_worth(key) or not piece.can_bind(held):
+                self._run_eagerly(piece.stretch, held, arena, writes_over)
+                return True
+            try:
+                graph = self._capture(piece, key, held, arena, writes_over, lane)
+            except CaptureError as error:
+                self._set_apart(piece, error)
+                return self._split(piece)
+            except MemoryError:
+                self._run_eagerly(piece.stretch, held, arena, writes_over)
+                return True
+        graph.replay(held, lane)
+        for value in piece.stretch.frees:
+            held[self._slots[value]] = None
+        return True
+
+    def _capture(
+        self, piece: Piece, key: Key, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream
+    ) -> CapturedGraph:
+        over = self._over(piece.stretch) if writes_over else {}
+        graph = piece.capture(key, held, self._environment(arena), over, arena, lane)
+        self._static = {id(memory_of(array)) for array in self._own_arrays()}
+        for node, reason in self._program.apart.items():
+            self._notes.add_apart(node, reason)
+        return graph
+
+    def _own_arrays(self) -> list[Any]:
+        """The arrays that replays write to."""
+        return [array for step in self._steps if isinstance(step, Piece) for array in step.own]
+
+    def _set_apart(self, piece: Piece, error: CaptureError) -> None:
+        """Note which node a capture failed at, or that all of them did."""
+        nodes = [one.node for one in piece.stretch.instructions] if error.node is None else [error.node]
+        self._program.apart.update(dict.fromkeys(nodes, _reason(error)))
+
+    def _set_apart_what_follows(self, value: Value) -> None:
+        """Note the nodes for which the host reads numbers that are others all the time."""
+        nodes = following(self._program.body.instructions, value, self._program.on_host)
+        reason = f"the host reads %{value.name} for it, whose numbers change"
+        self._program.apart.update(dict.fromkeys(nodes, reason))
+
+    def _split(self, piece: Piece) -> bool:
+        """Cut a piece where nodes have been set apart since."""
+        place = self._steps.index(piece)
+        found = stretches(piece.stretch.instructions, self._program.apart, self._program.on_host)
+        self._steps[place : place + 1] = self._pieces(found, was_run=True)
+        return False
+
+
+def _reason(error: CaptureError) -> str:
+    cause = error.__cause__
+    if isinstance(cause, KernelError) and cause.__cause__ is not None:
+        cause = cause.__cause__
+    text = str(cause).strip().splitlines()
+    return text[0] if text else type(cause).__name__

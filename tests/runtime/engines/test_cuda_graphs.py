@@ -1,0 +1,448 @@
+"""CUDA graphs of the engine cupy, on a stand-in that replays what was captured on the memory as it is then."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irpar
+from irpar import models
+from irpar.onnx_io import to_module
+from irpar.output.parts import Part
+from irpar.runtime.engines.arena import Arena
+from irpar.runtime.engines.base import Constants, EngineSettings, make_engine
+from irpar.runtime.engines.cuda_graphs import piece
+from irpar.runtime.engines.cuda_graphs.runner import Captured
+from irpar.runtime.errors import NodeError
+from irpar.runtime.executor import Executor
+from irpar.runtime.instructions import Segment
+from irpar.runtime.program import build_program
+from irpar.sharding import Mesh
+from irpar.training.trainer import Trainer
+from irpar.output.training_facts import facts_of
+from irpar.verification.inputs import random_inputs
+from tests import strict_graphs
+from tests.runtime.devices import strict_device
+from tests.runtime.engines.test_cupy import FAMILIES, DeviceGroup
+from tests.runtime.programs import module
+from tests.strict_device import STRICT, StrictArray
+from tests.training.programs import batch, classifier, same
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Compiled:
+    """A program of one segment on the engine cupy and on the engine numpy."""
+
+    segment: Segment
+    device: Any
+    host: Any
+    engine: Any
+
+    def check(self, *inputs: np.ndarray, on_device: bool = False, arena: Arena | None = None) -> None:
+        """What the device gives is what the host does."""
+        named = dict(zip(self.segment.graph.inputs, inputs, strict=True))
+        arrays = [named[value] for value in self.segment.inputs]
+        given: list[Any] = [StrictArray(array.copy()) if on_device else array for array in arrays]
+        found = self.device.run(given, arena=arena)
+        for one, expected in zip(found, self.host.run([*arrays]), strict=True):
+            np.testing.assert_array_equal(one._array if isinstance(one, StrictArray) else one, expected)
+
+    @property
+    def captured(self) -> tuple[int, int, int]:
+        """Pieces, nodes in them, other nodes."""
+        found: Captured = self.device.captured
+        return found.pieces, found.captured, found.eager
+
+
+def compiled(text: str, *, keep_on_device: bool = False, **settings: Any) -> Compiled:
+    """A program as text, compiled."""
+    loaded = module(text)
+    part = Part(0, loaded.graph, (0,), ())
+    (segment,) = build_program(part.graph).segments
+    options = {"keep_on_device": keep_on_device, **settings}
+    engine = make_engine("cupy", EngineSettings(loaded.opsets, 1, **options))
+    host = make_engine("numpy", EngineSettings(loaded.opsets, 1))
+    return Compiled(segment, engine.compile(segment, Constants(part)), host.compile(segment, Constants(part)), engine)
+
+
+@pytest.fixture(autouse=True)
+def _device() -> Any:
+    with strict_device():
+        yield
+
+
+@pytest.fixture
+def launches() -> Callable[[], int]:
+    """How many graphs were launched since it was asked last."""
+    last = strict_graphs.Graph.launches
+
+    def count() -> int:
+        nonlocal last
+        before, last = last, strict_graphs.Graph.launches
+        return last - before
+
+    return count
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    """Floats that no two seeds share."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+CHAIN = """
+    graph @chain(%x: f32[n, 8]) -> (%y) opset 21 {
+      %two = constant : f32[1] [2]
+      %a = Add(%x, %two) : f32[n, 8]
+      %b = Exp(%a) : f32[n, 8]
+      %c = Sub(%b, %x) : f32[n, 8]
+      %y = Tanh(%c) : f32[n, 8]
+    }
+"""
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_the_first_run_warms_up_the_second_captures_later_ones_replay(
+    on_device: bool, launches: Callable[[], int]
+) -> None:
+    chain = compiled(CHAIN, keep_on_device=on_device)
+    for run in range(5):
+        chain.check(numbers(3, 8, seed=run), on_device=on_device)
+        assert launches() == (run > 0)
+    assert chain.captured == (1, 4, 0)
+
+
+def test_results_that_stay_on_the_device_outlive_later_replays() -> None:
+    chain = compiled(CHAIN, keep_on_device=True)
+    given = [numbers(3, 8, seed=run) for run in range(5)]
+    found = [chain.device.run([StrictArray(array.copy())])[0] for array in given]
+    for array, result in zip(given, found, strict=True):
+        np.testing.assert_array_equal(result._array, chain.host.run([array])[0])
+
+
+def test_inputs_of_any_layout_are_copied_in() -> None:
+    chain = compiled(CHAIN, keep_on_device=True)
+    for run in range(4):
+        array = numbers(8, 3, seed=run)
+        (found,) = chain.device.run([StrictArray(array).T])
+        np.testing.assert_array_equal(found._array, chain.host.run([array.T])[0])
+
+
+def test_graphs_are_switched_off() -> None:
+    chain = compiled(CHAIN, captures=False)
+    for run in range(3):
+        chain.check(numbers(3, 8, seed=run))
+    assert chain.captured == (0, 0, 4)
+
+
+TOKENS = """
+    graph @tokens(%ids: i64[2, 3], %mask: bool[2, 3], %length: i64[]) -> (%y, %last) opset 21 {
+      %table = constant : f32[4, 2] [0.5, 1, 2, 3, 4, 5, 6, 7]
+      %e = Gather(%table, %ids) {axis=0} : f32[2, 3, 2]
+      %zero = constant : f32[1] [0]
+      %axis = constant : i64[1] [2]
+      %m = Unsqueeze(%mask, %axis) : bool[2, 3, 1]
+      %w = Where(%m, %e, %zero) : f32[2, 3, 2]
+      %l = Cast(%length) {to=1} : f32[]
+      %y = Div(%w, %l) : f32[2, 3, 2]
+      %one = constant : i64[] [1]
+      %last = Sub(%length, %one) : i64[]
+    }
+"""
+
+
+def test_tokens_masks_and_lengths_are_never_baked_in(launches: Callable[[], int]) -> None:
+    tokens = compiled(TOKENS)
+    for run in range(6):
+        random = np.random.default_rng(run)
+        tokens.check(random.integers(0, 4, (2, 3)), random.random((2, 3)) < 0.5, np.asarray(run + 1))
+        assert launches() == (run > 0)
+    assert tokens.captured == (1, 6, 0)
+
+
+SIZED = """
+    graph @sized(%x: f32[4, 8], %n: i64[1]) -> (%y, %m) opset 21 {
+      %zero = constant : i64[1] [0]
+      %one = constant : i64[1] [1]
+      %m = Add(%n, %one) : i64[1]
+      %e = Exp(%x) : f32[4, 8]
+      %s = Slice(%e, %zero, %m) : f32[k, 8]
+      %t = Tanh(%s) : f32[k, 8]
+      %y = Neg(%t) : f32[k, 8]
+    }
+"""
+
+
+def test_numbers_that_the_host_reads_are_part_of_the_key(launches: Callable[[], int]) -> None:
+    sized = compiled(SIZED)
+    for run, size in enumerate([1, 1, 2, 2, 1, 2]):
+        sized.check(numbers(4, 8, seed=run), np.array([size]))
+        assert launches() == (run in (1, 3, 4, 5))
+
+
+def test_numbers_that_change_all_the_time_split_the_graph(launches: Callable[[], int]) -> None:
+    text = """
+        graph @adam(%x: f32[8], %g: f32[8], %v: f32[8], %s: f32[8], %step: i64[]) -> (%y, %a, %b) opset 21, "ai.onnx.preview.training" 1 {
+          %rate = constant : f32[] [0.1]
+          %e = Exp(%x) : f32[8]
+          %f = Neg(%e) : f32[8]
+          %p, %a, %b = ai.onnx.preview.training.Adam(%rate, %step, %f, %g, %v, %s) : f32[8], f32[8], f32[8]
+          %q = Exp(%p) : f32[8]
+          %y = Neg(%q) : f32[8]
+        }
+    """
+    adam = compiled(text)
+    for step in range(piece.CHANGES + 6):
+        arrays = [np.abs(numbers(8, seed=step * 4 + place)) for place in range(4)]
+        adam.check(*arrays, np.asarray(step))
+    launches()
+    adam.check(*arrays, np.asarray(step + 1))
+    assert launches() == 2
+    assert adam.captured == (2, 4, 1)
+    assert adam.engine.notes == (
+        "ai.onnx.preview.training.Adam splits CUDA graphs: the host reads %step for it, whose numbers change (node Adam of %p)",
+    )
+
+
+def test_shapes_that_change_are_captured_again_and_the_oldest_let_go(launches: Callable[[], int]) -> None:
+    chain = compiled(CHAIN)
+    sizes = range(1, piece.GRAPHS + 2)
+    for size in sizes:
+        for run in range(2):
+            chain.check(numbers(size, 8, seed=size * 10 + run))
+    launches()
+    for size, replays in ((piece.GRAPHS + 1, 1), (2, 1)):
+        chain.check(numbers(size, 8, seed=size))
+        assert launches() == replays
+    (runner,) = chain.device._runners.values()
+    (step,) = runner._steps
+    assert [len(graphs) for graphs in step._graphs.values()] == [piece.GRAPHS]
+    chain.check(numbers(1, 8, seed=3))  # It was let go, and is captured again.
+    assert launches() == 1
+
+
+def test_shapes_that_never_come_again_are_never_captured(launches: Callable[[], int]) -> None:
+    chain = compiled(CHAIN)
+    for size in range(1, 30):
+        chain.check(numbers(size, 8))
+    assert launches() == 0
+
+
+def test_captures_that_are_not_replayed_end() -> None:
+    chain = compiled(CHAIN)
+    sizes = [*range(1, piece.GRAPHS + 2)]
+    for turn in range(12):
+        for size in sizes:
+            chain.check(numbers(size, 8, seed=turn))
+    (runner,) = chain.device._runners.values()
+    (step,) = runner._steps
+    assert step._captures == piece.CAPTURES
+
+
+SPLIT = """
+    graph @split(%x: f32[12]) -> (%y) opset 21 {
+      %a = Neg(%x) : f32[12]
+      %b = Abs(%a) : f32[12]
+      %c = Floor(%x) : f32[12]
+      %i = NonZero(%c) : i64[1, k] from "/where"
+      %axis = constant : i64[1] [0]
+      %j = Squeeze(%i, %axis) : i64[k]
+      %p = Gather(%b, %j) {axis=0} : f32[k]
+      %q = Neg(%p) : f32[k]
+      %y = Tanh(%q) : f32[k]
+    }
+"""
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_size_that_numbers_decide_splits_the_graph(on_device: bool, launches: Callable[[], int]) -> None:
+    split = compiled(SPLIT, keep_on_device=on_device)
+    x = numbers(12)
+    x[:4] = [0.5, 2.5, 0.25, -3]
+    for run in range(5):
+        split.check(np.roll(x, run), on_device=on_device)
+        # What follows is of other sizes whenever the numbers are; here it is not.
+        assert launches() == (0, 2)[run > 0]
+    assert split.captured == (2, 7, 1)
+    assert split.engine.notes == (
+        "NonZero splits CUDA graphs: the current stream is capturing, so D2H transfers are disallowed (node /where)",
+    )
+    x[:] = 5
+    split.check(x, on_device=on_device)
+    assert launches() == 1
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, launches: Callable[[], int]
+) -> None:
+    """Also where CUDA itself has given it up; what is left is captured without the node."""
+    plain = STRICT.exp
+
+    def refuse(x: object, out: object = None) -> object:
+        if strict_graphs.CURRENT.capture is not None:
+            strict_graphs.CURRENT.capture.is_invalid = True
+            raise strict_graphs.RefusedError("no part of a graph")
+        return plain(x, out=out)
+
+    monkeypatch.setattr(STRICT, "exp", refuse)
+    text = """
+        graph @failing(%x: f32[12]) -> (%y) opset 21 {
+          %a = Neg(%x) : f32[12]
+          %b = Abs(%a) : f32[12]
+          %c = Exp(%b) : f32[12]
+          %d = Neg(%c) : f32[12]
+          %e = Tanh(%d) : f32[12]
+          %f = Exp(%e) : f32[12]
+          %y = Neg(%f) : f32[12]
+        }
+    """
+    failing = compiled(text)
+    for run in range(4):
+        failing.check(numbers(12, seed=run))
+        assert launches() == (0, 2)[run > 0]
+    assert failing.captured == (2, 4, 3)
+    assert failing.engine.notes == ("Exp splits CUDA graphs: no part of a graph (node Exp of %c)",)
+
+
+def test_a_graph_that_is_refused_as_a_whole_runs_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        strict_graphs.end_capture()
+        raise strict_graphs.RefusedError("cudaGraphInstantiate")
+
+    monkeypatch.setattr(strict_graphs, "end_capture", strict_graphs.end_capture)
+    chain = compiled(CHAIN)
+    monkeypatch.setattr(STRICT.cuda.Stream, "end_capture", lambda stream: refuse())
+    for run in range(4):
+        chain.check(numbers(3, 8, seed=run))
+    assert chain.captured == (0, 0, 4)
+
+
+def test_a_device_without_room_for_a_graph_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError("Out of memory allocating 96 bytes.")
+
+    chain = compiled(CHAIN)
+    monkeypatch.setattr(piece.Piece, "_room", full)
+    for run in range(4):
+        chain.check(numbers(3, 8, seed=run))
+
+
+def test_errors_of_models_are_told_as_without_graphs() -> None:
+    text = """
+        graph @failing(%x: f32[4], %shape: i64[2]) -> (%y) opset 21 {
+          %a = Neg(%x) : f32[4]
+          %b = Reshape(%a, %shape) : f32[a, b] from "/shape"
+          %y = Neg(%b) : f32[a, b]
+        }
+    """
+    failing = compiled(text)
+    for _ in range(3):
+        failing.check(numbers(4), np.array([2, 2]))
+    for _ in range(3):
+        with pytest.raises(NodeError, match="Reshape failed") as raised:
+            failing.device.run([numbers(4), np.array([3, 2])])
+        assert raised.value.where == "node /shape"
+    failing.check(numbers(4, seed=1), np.array([2, 2]))
+
+
+def test_small_constants_that_a_capture_needs_stay_with_it() -> None:
+    """What the host computes of shapes is brought to the device once."""
+    text = """
+        graph @mean(%x: f32[4, n]) -> (%y) opset 21 {
+          %s = Shape(%x) : i64[2]
+          %one = constant : i64[] [1]
+          %n = Gather(%s, %one) {axis=0} : i64[]
+          %f = Cast(%n) {to=1} : f32[]
+          %e = Exp(%x) : f32[4, n]
+          %y = Div(%e, %f) : f32[4, n]
+        }
+    """
+    mean = compiled(text)
+    for run, size in enumerate([3, 3, 5, 3, 5, 5, 3]):
+        mean.check(numbers(4, size, seed=run))
+        gc.collect()
+
+
+def test_what_an_arena_holds_is_captured_with_it(launches: Callable[[], int]) -> None:
+    text = CHAIN.replace("[n, 8]", "[3, 8]")
+    chain = compiled(text, keep_on_device=True)
+    arenas = [chain.engine.arena(0, chain.device.arena_bytes) for _ in range(2)]
+    for run in range(6):
+        chain.check(numbers(3, 8, seed=run), on_device=True, arena=arenas[run % 2])
+        assert launches() == (run > 0)
+    (runner,) = chain.device._runners.values()
+    (step,) = runner._steps
+    assert len(step._graphs) == 2
+    del arenas[0]
+    gc.collect()
+    assert len(step._graphs) == 1  # What was captured with an arena goes with it.
+
+
+def test_loops_with_known_trips_are_unrolled_others_split(launches: Callable[[], int]) -> None:
+    text = """
+        graph @loop(%x: f32[8], %go: bool[]) -> (%y) opset 21 {
+          %trips = constant : i64[] [3]
+          %a = Neg(%x) : f32[8]
+          %b = Exp(%a) : f32[8]
+          %c = Loop(%trips, %go, %b) : f32[8] {body = {
+            (%i: i64[], %on: bool[], %s: f32[8]) -> (%same, %t)
+            %same = Identity(%on) : bool[]
+            %t = Tanh(%s) : f32[8]
+          }}
+          %d = Neg(%c) : f32[8]
+          %y = Exp(%d) : f32[8]
+        }
+    """
+    del text, launches
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "fp16", "loss_scale": "dynamic"}], ids=["f32", "fp16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+def test_training_replays_with_state_where_it_lies(
+    optimizer: str, options: dict[str, str], launches: Callable[[], int]
+) -> None:
+    partition = irpar.partition(classifier(optimizer=optimizer, **options), "d=1")
+    with partition.trainer(engine="numpy") as trainer:
+        losses = [trainer.step(batch(number)) for number in range(6)]
+        expected = trainer.read_all()
+    assert partition.module is not None
+    facts = facts_of(partition.module.metadata)
+    mesh = partition.module.mesh
+    assert facts is not None
+    with Executor(partition.module, mesh, engine="cupy", group=DeviceGroup(mesh)) as executor:
+        trainer = Trainer(executor, facts)
+        captures = []
+        for number in range(6):
+            assert trainer.step(batch(number)) == losses[number]
+            captures.append(launches())
+        same(trainer.read_all(), expected)
+        assert captures[-1] > 0
+        assert len({*captures[3:]}) == 1
+        state = trainer.read_all()
+        other = Trainer(executor, facts)  # Another session, whose state lies elsewhere.
+        assert [other.step(batch(number)) for number in range(6)] == losses
+        same(other.read_all(), expected)
+        same(trainer.read_all(), state)
+
+
+@pytest.mark.parametrize(("family", "settings"), FAMILIES, ids=str)
+def test_families_are_replayed_as_they_were_run(family: str, settings: dict) -> None:
+    loaded = to_module(models.build(family, **settings))
+    irpar.annotate(loaded, models.annotations(family, "dp", "tp", **settings))
+    partition = irpar.partition(loaded, irpar.Mesh({"dp": 2, "tp": 2}))
+    assert partition.module is not None
+    mesh = partition.module.mesh
+    before = strict_graphs.Graph.launches
+    with Executor(partition.module, mesh, engine="cupy", group=DeviceGroup(mesh)) as executor:
+        plain = Executor(partition.module, mesh, engine="numpy")
+        for seed in range(4):
+            inputs = random_inputs(plain.inputs, loaded.graph, seed=seed)
+            found = executor.run(inputs)
+            for name, array in plain.run(inputs).items():
+                tolerance = 1e-2 if array.dtype == np.float16 else 1e-5
+                np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance)
+    assert strict_graphs.Graph.launches > before
