@@ -98,11 +98,18 @@ class Kept:
 
     def of(self, place: int, what: str, make: Callable[[], Any]) -> Any:
         """What `make` makes of the operand at a place alone, by a name of it; once, if that is constant."""
-        if place not in self._constant:
-            return make()
-        if (place, what) not in self._made:
-            self._made[place, what] = make()
-        return self._made[place, what]
+        if (place, what) in self._made:
+            return self._made[place, what]
+        made = make()
+        if place in self._constant:
+            self._made[place, what] = made
+        return made
+
+    def frozen(self) -> "Kept":
+        """What is kept so far, where nothing that is made can be kept."""
+        found = Kept()
+        found._made.update(self._made)
+        return found
 
 
 @dataclass(frozen=True)

@@ -366,7 +366,9 @@ class PlacedKernel:
         if self._cuda is None or self._arrays.gpu is None:
             return None
         operands = self._on_device(inputs, self._cuda.signature)
-        return self._cuda(self._arrays.gpu(), operands, self._attributes, len(self._dtypes), out, self._kept)
+        # What is made while a graph is captured is there when it is replayed, and not before.
+        kept = self._kept.frozen() if self._arrays.transfer.is_capturing() else self._kept
+        return self._cuda(self._arrays.gpu(), operands, self._attributes, len(self._dtypes), out, kept)
 
     def _on_device(self, inputs: list[Any], signature: Signature) -> list[Any]:
         """Operands where a function with a signature reads them."""

@@ -12,6 +12,7 @@ import irpar
 from irpar import models
 from irpar.onnx_io import to_module
 from irpar.output.parts import Part
+from irpar.output.training_facts import facts_of
 from irpar.runtime.engines.arena import Arena
 from irpar.runtime.engines.base import Constants, EngineSettings, make_engine
 from irpar.runtime.engines.cuda_graphs import piece
@@ -20,9 +21,7 @@ from irpar.runtime.errors import NodeError
 from irpar.runtime.executor import Executor
 from irpar.runtime.instructions import Segment
 from irpar.runtime.program import build_program
-from irpar.sharding import Mesh
 from irpar.training.trainer import Trainer
-from irpar.output.training_facts import facts_of
 from irpar.verification.inputs import random_inputs
 from tests import strict_graphs
 from tests.runtime.devices import strict_device
@@ -382,22 +381,53 @@ def test_what_an_arena_holds_is_captured_with_it(launches: Callable[[], int]) ->
     assert len(step._graphs) == 1  # What was captured with an arena goes with it.
 
 
-def test_loops_with_known_trips_are_unrolled_others_split(launches: Callable[[], int]) -> None:
-    text = """
-        graph @loop(%x: f32[8], %go: bool[]) -> (%y) opset 21 {
-          %trips = constant : i64[] [3]
+LOOP = """
+    graph @loop(%x: f32[8], %trips: i64[]) -> (%y) opset 21 {
+      %a = Neg(%x) : f32[8]
+      %b = Exp(%a) : f32[8]
+      %c = Loop(%trips, _, %b) {body=graph @body(%i: i64[], %on: bool[], %s: f32[8]) -> (%same, %u) {
+        %same = Identity(%on) : bool[]
+        %f = Cast(%i) {to=1} : f32[]
+        %t = Add(%s, %f) : f32[8]
+        %u = Tanh(%t) : f32[8]
+      }} : f32[8]
+      %d = Neg(%c) : f32[8]
+      %y = Exp(%d) : f32[8]
+    }
+"""
+
+
+def test_loops_whose_trips_the_host_knows_are_captured_with_the_rest(launches: Callable[[], int]) -> None:
+    loop = compiled(LOOP)
+    for run, trips in enumerate([2, 2, 3, 2, 3, 3]):
+        loop.check(numbers(8, seed=run), np.asarray(trips))
+        assert launches() == (run not in (0, 2))
+    assert loop.captured == (1, 5, 0)
+
+
+def test_a_branch_that_the_device_decides_splits(launches: Callable[[], int]) -> None:
+    branch = compiled("""
+        graph @branch(%x: f32[8]) -> (%y) opset 21 {
           %a = Neg(%x) : f32[8]
-          %b = Exp(%a) : f32[8]
-          %c = Loop(%trips, %go, %b) : f32[8] {body = {
-            (%i: i64[], %on: bool[], %s: f32[8]) -> (%same, %t)
-            %same = Identity(%on) : bool[]
-            %t = Tanh(%s) : f32[8]
-          }}
+          %zero = constant : f32[] [0.0]
+          %total = ReduceSum(%a) {keepdims=0} : f32[]
+          %up = Greater(%total, %zero) : bool[]
+          %c = If(%up) {then_branch=graph @then() -> (%t) {
+            %t = Exp(%a) : f32[8]
+          }, else_branch=graph @else() -> (%e) {
+            %e = Abs(%a) : f32[8]
+          }} : f32[8] from "/if"
           %d = Neg(%c) : f32[8]
           %y = Exp(%d) : f32[8]
         }
-    """
-    del text, launches
+    """)
+    for run in range(6):
+        branch.check(numbers(8, seed=run))
+        assert launches() == (0, 2)[run > 0]
+    assert branch.captured == (2, 5, 1)
+    assert branch.engine.notes == (
+        "If splits CUDA graphs: it reads %up on the host, which the device computes (node /if)",
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "fp16", "loss_scale": "dynamic"}], ids=["f32", "fp16"])

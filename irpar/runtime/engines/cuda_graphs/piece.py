@@ -24,7 +24,8 @@ MOVES = 3
 CHANGES = 8
 """Numbers that the host reads, and that were others so often, are no part of what is captured from then on."""
 CAPTURES = 32
-"""A piece that was captured so often, and was replayed less, is captured no more."""
+REPLAYS = 10
+"""A piece that was captured `CAPTURES` times is captured again only if it is replayed so often for each capture."""
 _SEEN = 64
 
 
@@ -167,7 +168,7 @@ class Piece:
         self._seen[key.shapes] = None
         if len(self._seen) > _SEEN:
             del self._seen[next(iter(self._seen))]
-        return is_known and (self._captures < CAPTURES or self._replays > self._captures)
+        return is_known and (self._captures < CAPTURES or self._replays > REPLAYS * self._captures)
 
     def can_bind(self, held: list[Any]) -> bool:
         """Whether what is read where it lies does lie on the device."""
@@ -186,6 +187,7 @@ class Piece:
             self._moved[value] = self._moved.get(value, 0) + 1
         often = {value for value in moved if self._moved[value] >= MOVES}
         if often:
+            self._was_run = True
             self._bound = [value for value in self._bound if value not in often]
             self._choose()
         return bool(often)

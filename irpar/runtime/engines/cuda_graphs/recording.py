@@ -98,8 +98,10 @@ class Recording:
         """A device array with the numbers of a numpy array, copied once and now, beside what is captured."""
         with self.apart():
             target = self._cupy.empty(array.shape, array.dtype)
-        source, side = np.ascontiguousarray(array), self._cupy.cuda.Stream(non_blocking=True)
-        self._cupy.cuda.runtime.memcpyAsync(target.data.ptr, source.ctypes.data, source.nbytes, _TO_DEVICE, side.ptr)
-        side.synchronize()
+        if array.nbytes:
+            source, side = np.ascontiguousarray(array), self._cupy.cuda.Stream(non_blocking=True)
+            address = target.data.ptr
+            self._cupy.cuda.runtime.memcpyAsync(address, source.ctypes.data, source.nbytes, _TO_DEVICE, side.ptr)
+            side.synchronize()
         self.kept.append(target)
         return target

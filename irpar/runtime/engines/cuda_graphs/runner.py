@@ -18,6 +18,9 @@ from .graph import CapturedGraph
 from .piece import CaptureError, Key, Origins, Piece, memory_of
 from .stretches import Stretch, following, reasons_apart, stretches
 
+SMALL_STATE_BYTES = 4096
+"""State of more bytes is read where it lies, as long as it stays there."""
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -152,11 +155,16 @@ class Runner:
         return Origins(frozenset(read_there), frozenset(self._bound), frozenset(self._program.segment.outputs))
 
     def _steady_inputs(self) -> set[Value]:
-        """The inputs that lie where they lay in the last run, as a rule: state, and what other segments give."""
+        """The inputs that lie where they lay in the last run, as a rule: state, and what other segments give.
+
+        State that is small is not: what is not written over moves, and a copy of it costs nothing.
+        """
         program, segment = self._program, self._program.segment
         if not self._keep_on_device:
             return set()
+        over = {*segment.over.values()}
         states = {value for value in segment.inputs if value in segment.graph.states}
+        states = {value for value in states if value in over or value.tensor_type.nbytes > SMALL_STATE_BYTES}
         computed = {value for value in segment.inputs if value.node is not None and is_compute(value.node)}
         return states | computed if program.is_whole else states
 
