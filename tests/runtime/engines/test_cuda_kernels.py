@@ -101,7 +101,7 @@ def test_what_a_kernel_notes_is_told_at_the_end_and_forgotten() -> None:
     def relu(gpu: Any, x: Array) -> Array:
         word = FAULTS.word("there is a 100")
         assert word is not None
-        word |= StrictArray(np.asarray(wrong))
+        word |= STRICT.asarray(np.asarray(wrong))
         return x
 
     with Executor(module(TEXT), Mesh({"x": 1}), engine="cupy") as executor:
