@@ -79,11 +79,6 @@ class StrictArray:
         memory = strict_graphs.root_of(self._array)
         return SimpleNamespace(ptr=self._array.ctypes.data, device_id=0, mem=memory)
 
-    @property
-    def flags(self) -> Any:
-        """How it lies there."""
-        return SimpleNamespace(c_contiguous=self._array.flags.c_contiguous)
-
     def __len__(self) -> int:
         return len(self._array)
 
