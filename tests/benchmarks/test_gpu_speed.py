@@ -170,7 +170,7 @@ def test_the_report(tmp_path: Path) -> None:
     times = {"waited": 2e-3, "in_a_row": 1e-3, "host": 3e-5, "runs": 15}
     case = entry(
         "gpt2-b1-s128-f16",
-        dtype="float16",
+        rate="float16",
         nodes=500,
         work={"flops": 8e8, "nbytes": 1e6},
         times={"irpar": times, "compile": {**times, "waited": 4e-3}},

@@ -12,7 +12,7 @@ import irpar
 from benchmarks.gpu.findings import problem_text
 from benchmarks.gpu.machine import clocks
 
-from .cases import ALLOWED, AUTOTUNED, LEARNING_RATE, TRAINING_ALLOWED, Case
+from .cases import AUTOTUNED, LEARNING_RATE, Case
 from .device_program import DeviceProgram
 from .stopwatch import Subject, measure, median_seconds
 from .turns import Turns
@@ -71,7 +71,7 @@ class _CaseRun:
         self._subjects: dict[str, Subject] = {}
         self._whole: dict[str, Callable[[], Any]] = {}
         self._results: dict[str, list[Any]] = {}
-        self.made: dict[str, Any] = {"name": case.name, "dtype": case.dtype, "problems": [], "prepared_in": {}}
+        self.made: dict[str, Any] = {"name": case.name, "rate": case.rate, "problems": [], "prepared_in": {}}
 
     def attempt(self, name: str, work: Callable[[], None]) -> None:
         """Do something of which the case can do without."""
@@ -93,7 +93,7 @@ class _CaseRun:
         if case.is_training:
             precision = PRECISIONS[case.dtype]
             module = irpar.train_step(module, optimizer="adamw", learning_rate=LEARNING_RATE, precision=precision)
-        program = self._program = DeviceProgram(module, self._engine)
+        program = self._program = DeviceProgram(module, self._engine, tf32=case.is_tf32)
         work = least_work(program.graph, case.masked_flops)
         self.made |= {"nodes": program.nodes, "work": work.as_json()}
         program.give(case.inputs)
@@ -116,6 +116,7 @@ class _CaseRun:
     def _session(self) -> Callable[[], Any]:
         """irpar's public session, from and to arrays of the host."""
         partition, inputs, engine = self._program.partition, dict(self._case.inputs), self._engine
+        partition.executor(engine, tf32=self._case.is_tf32)  # type: ignore[arg-type]
         if not self._case.is_training:
             return lambda: partition.run(inputs, engine=engine)  # type: ignore[arg-type]
         del inputs["learning_rate"]
@@ -156,7 +157,7 @@ class _CaseRun:
             return
         torch_side = _torch_side()
         assert torch_side is not None
-        allowed = (TRAINING_ALLOWED if self._case.is_training else ALLOWED)[self._case.dtype]
+        allowed = self._case.allowed
         pairs = zip(self._results.pop(one), self._results[other], strict=True)
         error = max(torch_side.difference(*map(torch_side.as_tensor, pair)) for pair in pairs)
         self.made.setdefault("errors", {})[one] = error

@@ -23,6 +23,8 @@ ALLOWED = {"float32": 2e-4, "float16": 1e-2, "bfloat16": 5e-2}
 TRAINING_ALLOWED = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
 """Largest |a - b| / |b| of a loss of the first steps."""
 LEARNING_RATE = 1e-4
+TF32 = "tf32"
+"""As a rate of products is called beside those of dtypes."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Case:
         dtype: of weights and activations; of a training step of products, "float32" being plain.
         settings: of the family.
         is_training: a step with AdamW instead of a forward pass.
+        is_tf32: whether products of float32 may round their operands to TF32, on both sides.
         seconds: what it takes on a GPU machine, most of it PyTorch's compilation.
     """
 
@@ -43,7 +46,19 @@ class Case:
     dtype: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     is_training: bool = False
+    is_tf32: bool = False
     seconds: float = 90.0
+
+    @property
+    def rate(self) -> str:
+        """The rate of products that limits it: the dtype, or `TF32`."""
+        return TF32 if self.is_tf32 else self.dtype
+
+    @property
+    def allowed(self) -> float:
+        """How far the two sides may be apart."""
+        coarse = "float16" if self.is_tf32 else self.dtype  # Both have 10 bits of mantissa.
+        return (TRAINING_ALLOWED if self.is_training else ALLOWED)[coarse]
 
     @cached_property
     def model(self) -> onnx.ModelProto:
@@ -247,8 +262,9 @@ _RESNET = {"width": 64, "blocks": (3, 4, 6, 3), "classes": 1000, "image": 224}
 HALF, BRAIN, FULL = "float16", "bfloat16", "float32"
 
 
-def _gpt_case(batch: int, seq: int, dtype: str) -> Case:
-    return Case(f"gpt2-b{batch}-s{seq}-{SHORT[dtype]}", "gpt", dtype, {**_GPT2, "batch": batch, "seq": seq})
+def _gpt_case(batch: int, seq: int, dtype: str, is_tf32: bool = False) -> Case:
+    name = f"gpt2-b{batch}-s{seq}-{TF32 if is_tf32 else SHORT[dtype]}"
+    return Case(name, "gpt", dtype, {**_GPT2, "batch": batch, "seq": seq}, is_tf32=is_tf32)
 
 
 def _bert_case(seq: int, dtype: str) -> Case:
@@ -286,6 +302,7 @@ CASES = {
         _gpt_case(8, 1024, BRAIN),
         _gpt_case(8, 1024, FULL),
         _training_case(FULL),
+        _gpt_case(8, 1024, FULL, is_tf32=True),
         _gpt_case(1, 128, BRAIN),
         _gpt_case(1, 1024, HALF),
         _gpt_case(8, 128, HALF),
@@ -318,6 +335,7 @@ TINY = {
         Case("tiny-decode-f32", "decode", FULL, _TINY_DECODE),
         Case("tiny-bert-f32", "bert", FULL, _TINY),
         Case("tiny-resnet-f32", "resnet", FULL, _TINY_RESNET),
+        Case("tiny-gpt-tf32", "gpt", FULL, _TINY, is_tf32=True),
         Case("tiny-train-f32", "gpt", FULL, _TINY, is_training=True),
         Case("tiny-train-bf16", "gpt", BRAIN, _TINY, is_training=True),
     )

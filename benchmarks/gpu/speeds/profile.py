@@ -31,7 +31,7 @@ def profile_case(case: Case, engine: str) -> list[str]:
         module = irpar.train_step(
             module, optimizer="adamw", learning_rate=LEARNING_RATE, precision=PRECISIONS[case.dtype]
         )
-    program = DeviceProgram(module, engine)
+    program = DeviceProgram(module, engine, tf32=case.is_tf32)
     program.give(case.inputs)
     lines = _profiled(f"{case.name}: irpar", program, program.wait)
     lines += [f"- {note}" for note in program.notes]

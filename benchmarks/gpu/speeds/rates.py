@@ -8,7 +8,7 @@ from typing import Any
 import irpar
 from benchmarks.gpu.findings import problem_text
 
-from .cases import SHORT
+from .cases import SHORT, TF32
 from .device_clock import DeviceClock
 from .device_program import DeviceProgram
 from .single_operators import product
@@ -17,8 +17,8 @@ from .turns import Turns
 SIDE, SMALL_SIDE = 8192, 64
 COPIED, SMALL_COPIED = 1 << 30, 1 << 16
 """Bytes."""
-TF32, COPY = "tf32", "copy"
-"""What is measured beside the products of each dtype."""
+COPY = "copy"
+"""What is measured beside products."""
 Start = Callable[[], object]
 
 
@@ -84,13 +84,14 @@ def _rates(engine: str) -> Iterator[_Rate]:
         yield _Rate(COPY, "PyTorch", 2 * copied, lambda: _torch_copy(copied, device))
     for dtype in SHORT:
         yield _Rate(dtype, "irpar", flops, lambda dtype=dtype: _irpar_product(side, dtype, engine))  # type: ignore[misc]
+    yield _Rate(TF32, "irpar", flops, lambda: _irpar_product(side, "float32", engine, tf32=True))
     if has_device:
         yield _Rate(COPY, "CuPy", 2 * copied, lambda: _cupy_copy(copied))
 
 
-def _irpar_product(side: int, dtype: str, engine: str) -> Start:
+def _irpar_product(side: int, dtype: str, engine: str, tf32: bool = False) -> Start:
     operator = product(dtype, side, side, side)
-    program = DeviceProgram(irpar.load(operator.model()), engine)
+    program = DeviceProgram(irpar.load(operator.model()), engine, tf32=tf32)
     program.give(operator.arrays())
     return program
 

@@ -128,7 +128,7 @@ def roofline(one: Mapping[str, Any], rates: Mapping[str, Any]) -> float | None:
     devices = {entry.get("machine", {}).get("device") for entry in (one, rates)}
     if "work" not in one or "products" not in rates or len(devices) > 1:
         return None
-    flop_rate, byte_rate = best(rates["products"].get(one["dtype"], {})), best(rates[COPY])
+    flop_rate, byte_rate = best(rates["products"].get(one["rate"], {})), best(rates[COPY])
     return LeastWork(**one["work"]).seconds(flop_rate, byte_rate) if flop_rate and byte_rate else None
 
 

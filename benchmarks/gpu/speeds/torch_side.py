@@ -18,7 +18,7 @@ WARM = 4
 
 
 class TorchSide:
-    """A case in PyTorch, in full float32, with the fastest convolutions that cuDNN finds.
+    """A case in PyTorch, with the fastest convolutions that cuDNN finds.
 
     Args:
         case: it.
@@ -30,7 +30,7 @@ class TorchSide:
         self._case = case
         self._device = device
         self._mode = mode
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = case.is_tf32
         torch.backends.cudnn.benchmark = True
         self._inputs = {name: tensor_of(array, device) for name, array in case.inputs.items()}
         self._module = case.torch_module(device)
