@@ -250,13 +250,16 @@ def _aligned(gpu: Gpu, x: Array) -> Array:
 
 
 def _results(gpu: Gpu, q: Array, of: _Sizes, out: Array | None) -> tuple[Array, Array]:
-    """The result as the node has it and as (batch, heads, queries, size)."""
-    by_rows = q.ndim == 3
-    last = (of.queries, of.heads * of.value_head) if by_rows else (of.heads, of.queries, of.value_head)
-    y = out if out is not None and _is_aligned(gpu, out) else gpu.empty((of.batch, *last), q.dtype)
+    """The result as the node has it and as (batch, heads, queries, size).
+
+    Where nobody says where it goes, the heads of a query lie side by side, so that joining them moves nothing.
+    """
+    rows = (of.batch, of.queries, of.heads * of.value_head)
+    is_given = out is not None and _is_aligned(gpu, out)
+    y = out if is_given and out is not None else gpu.empty(rows, q.dtype)
     heads = _by_heads(y, of.heads)
     assert heads is not None
-    return y, heads
+    return y if is_given or q.ndim == 3 else heads, heads
 
 
 # -- in tiles -------------------------------------------------------------------------------------------------------

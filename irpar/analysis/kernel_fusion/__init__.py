@@ -1,0 +1,1 @@
+"""Which nodes of a graph one kernel can compute, and the expression that it then computes."""

@@ -1,0 +1,185 @@
+"""Attention that is recognised in plain operators: golden texts, what forbids it, and the same numbers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from irpar import models
+from irpar.analysis.kernel_fusion.attention import fuse_attention
+from irpar.ir import Module, parse_module, print_module
+from irpar.onnx_io import to_module
+from irpar.passes.fold_constants import FoldConstants
+from irpar.passes.infer_types import InferTypes
+from irpar.runtime.executor import Executor
+from irpar.sharding import Mesh
+from irpar.verification.inputs import random_inputs
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+EXPORTS = {
+    "bart": 3,
+    "bert": 2,
+    "gpt": 2,
+    "gpt-fp16": 2,
+    "hf-bert": 2,
+    "hf-gpt2": 2,
+    "hf-llama": 2,
+    "hf-mixtral": 2,
+    "hf-t5": 3,
+    "hf-vit": 2,
+    "llama": 2,
+    "vit": 2,
+}
+"""Exports with the attentions that each has."""
+BUILT = {"bert": 2, "gpt": 2, "llama": 2, "moe": 2, "t5": 6, "vit": 2}
+
+
+def typed(module: Module) -> Module:
+    for pass_ in (InferTypes(), FoldConstants(), InferTypes()):
+        pass_.run(module)
+    return module
+
+
+def fused(body: str, inputs: str = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24]") -> str:
+    """The nodes of a graph as they are then, a line each."""
+    lines = [line if ": " in line else f"{line} : ?" for line in body.splitlines() if line.strip()]
+    module = parse_module("\n".join([f"graph @g({inputs}) -> (%y) opset 23 {{", *lines, "}"]))
+    InferTypes().run(module)
+    fuse_attention(module.graph)
+    lines = print_module(module).text.splitlines()
+    return "\n".join(line.strip() for line in lines if " = " in line and " = constant" not in line)
+
+
+SCORES = """
+    %kt = Transpose(%k) {perm=[0, 1, 3, 2]}
+    %s = MatMul(%q, %kt)
+"""
+WEIGHTED = """
+    %p = Softmax(%s_) {axis=-1}
+    %y = MatMul(%p, %v)
+"""
+CAUSAL = [[float(key > query) * -1e9 for key in range(8)] for query in range(8)]
+
+
+def test_a_scale_and_a_mask_that_is_added() -> None:
+    inputs = "%q: f32[2, 6, 8, 16], %k: f32[2, 8, 3, 16], %v: f32[2, 3, 8, 24], %m: f32[2, 1, 1, 8]"
+    body = """
+        %two = constant : f32[] 0.5
+        %four = constant : f32[] 4.0
+        %kt = Transpose(%k) {perm=[0, 2, 3, 1]}
+        %one = constant : i64[1] [2]
+        %u = Unsqueeze(%v, %one)
+        %wide = constant : i64[5] [2, 3, 2, 8, 24]
+        %e = Expand(%u, %wide)
+        %joined = constant : i64[4] [2, 6, 8, 24]
+        %w = Reshape(%e, %joined)
+        %ku = Unsqueeze(%kt, %one)
+        %kwide = constant : i64[5] [2, 3, 2, 16, 8]
+        %ke = Expand(%ku, %kwide)
+        %kjoined = constant : i64[4] [2, 6, 16, 8]
+        %kr = Reshape(%ke, %kjoined)
+        %t = Mul(%q, %two)
+        %s = MatMul(%t, %kr)
+        %d = Div(%s, %four)
+        %a = Add(%d, %m)
+        %p = Softmax(%a) {axis=-1}
+        %y = MatMul(%p, %w)
+    """
+    found = fused(body, inputs)
+    assert "Attention(%q, %y_transpose, %w, %m) {scale=0.125}" in found
+    assert "Softmax" not in found
+
+
+@pytest.mark.parametrize(
+    ("before", "attributes"),
+    [
+        ("%s_ = Identity(%s)", "{scale=1.0}"),
+        ("%c = constant : f32[] 8.0\n%s_ = Div(%s, %c)", "{scale=0.125}"),
+        (
+            "%c = constant : f32[] 8.0\n%d = Div(%s, %c)\n%t = Tanh(%d)\n%s_ = Mul(%t, %c)",
+            "{scale=1.0, softcap=8.0}",
+        ),
+        (f"%m = constant : f32[8, 8] {CAUSAL}\n%s_ = Add(%m, %s)", "{scale=1.0, is_causal=1}"),
+    ],
+    ids=["plain", "scale", "softcap", "causal"],
+)
+def test_what_is_done_to_scores(before: str, attributes: str) -> None:
+    assert fused(SCORES + before + WEIGHTED) == f"%y = Attention(%q, %k, %v) {attributes} : f32[2, 3, 8, 24]"
+
+
+def test_flags() -> None:
+    inputs = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24], %m: bool[2, 1, 1, 8]"
+    low = "%low = constant : f32[] -inf\n"
+    kept = fused(low + SCORES + "%s_ = Where(%m, %s, %low)" + WEIGHTED, inputs)
+    assert kept == "%y = Attention(%q, %k, %v, %m) {scale=1.0} : f32[2, 3, 8, 24]"
+    hidden = fused(low + SCORES + "%s_ = Where(%m, %low, %s)" + WEIGHTED, inputs)
+    assert hidden.startswith("%y_not = Not(%m)")
+    finite = fused(low.replace("-inf", "-1e9") + SCORES + "%s_ = Where(%m, %low, %s)" + WEIGHTED, inputs)
+    assert "%y_cast = Cast(%m) {to=1}" in finite
+    assert "%y_mul = Mul(%y_cast, %low)" in finite
+
+
+def test_products_by_letters() -> None:
+    inputs = "%q: f32[2, 8, 3, 16], %k: f32[2, 8, 3, 16], %v: f32[2, 8, 3, 24]"
+    body = """
+        %s = Einsum(%q, %k) {equation="bqhd,bkhd->bhqk"}
+        %p = Softmax(%s) {axis=-1}
+        %y = Einsum(%p, %v) {equation="bhqk,bkhd->bqhd"}
+    """
+    found = fused(body, inputs).splitlines()
+    assert len(found) == 5
+    assert found[-1] == "%y = Transpose(%y_heads) {perm=[0, 2, 1, 3]} : f32[2, 8, 3, 24]"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        SCORES + "%p = Softmax(%s) {axis=-1}\n%z = MatMul(%p, %v)\n%r = ReduceSum(%p) {keepdims=0}\n%y = Add(%z, %r)",
+        SCORES + "%p = Softmax(%s) {axis=2}\n%y = MatMul(%p, %v)",
+        SCORES + "%p = Softmax(%s) {axis=-1}\n%d = Relu(%p)\n%y = MatMul(%d, %v)",
+        SCORES + "%c = constant : f32[] 2.0\n%m = Pow(%s, %c)\n%p = Softmax(%m) {axis=-1}\n%y = MatMul(%p, %v)",
+        "%s = MatMul(%q, %k)\n%p = Softmax(%s) {axis=-1}\n%y = MatMul(%p, %v)",
+    ],
+    ids=["weights that are read", "another axis", "weights that change", "scores that change", "another product"],
+)
+def test_what_is_none(body: str) -> None:
+    square = "%q: f32[2, 3, 8, 8], %k: f32[2, 3, 8, 8], %v: f32[2, 3, 8, 8]"
+    found = fused(body, square)
+    assert ("Attention" in found) == ("%s = MatMul(%q, %k)" in body)
+
+
+def loaded(name: str) -> Module:
+    if name in BUILT:
+        return typed(to_module(models.build(name)))
+    return typed(to_module(onnx.load(FIXTURES / f"{name}.onnx")))
+
+
+def exports() -> list[Any]:
+    names = [(f"{name}_{way}_fixed", count) for name, count in EXPORTS.items() for way in ("dynamo", "torchscript")]
+    return [(name, count) for name, count in names if (FIXTURES / f"{name}.onnx").exists()]
+
+
+CASES = [*exports(), *BUILT.items()]
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        case if case[0] in ("gpt", "hf-llama_dynamo_fixed") else pytest.param(*case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
+def test_numbers_are_the_same(name: str, count: int) -> None:
+    plain, changed = loaded(name), loaded(name)
+    assert fuse_attention(changed.graph) == count
+    results = []
+    inputs: Any = None
+    for module in (plain, changed):
+        with Executor(module, Mesh({"x": 1}), engine="numpy") as executor:
+            inputs = inputs or random_inputs(executor.inputs, module.graph)
+            results.append(executor.run(inputs))
+    for key, right in results[0].items():
+        tolerance = 1e-2 if right.dtype == np.float16 else 1e-5
+        np.testing.assert_allclose(results[1][key], right, rtol=tolerance, atol=tolerance)
