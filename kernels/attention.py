@@ -1,6 +1,7 @@
 """Attention and RotaryEmbedding (opset 23 and later). Scores of fp16 and bf16 operands are computed in float32."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -86,19 +87,25 @@ def _scores(xp: ArrayModule, q: Array, k: Array, scale: float) -> Array:
     if not groups or heads % groups:
         raise ValueError(f"{heads} query heads do not divide into groups for {groups} key and value heads")
     kind = compute_dtype(q.dtype)
-    scaled = widen(q) * kind.type(scale) if xp.__name__ == "numpy" else q
-    grouped = scaled.reshape(batch, groups, heads // groups * queries, size)
-    scores = product(xp, grouped, xp.swapaxes(k, 2, 3), kind).reshape(batch, heads, queries, k.shape[2])
+    if xp.__name__ == "numpy":
+        q, scale = widen(q) * kind.type(scale), 1.0
     # On a device what is multiplied stays as narrow as it came, so the products are scaled.
-    return scores if xp.__name__ == "numpy" else scores * kind.type(scale)
+    grouped = q.reshape(batch, groups, heads // groups * queries, size)
+    scores = product(xp, grouped, xp.swapaxes(k, 2, 3), kind, alpha=scale)
+    return scores.reshape(batch, heads, queries, k.shape[2])
 
 
-def _weighted_values(xp: ArrayModule, weights: Array, v: Array) -> Array:
+def _weighted_values(xp: ArrayModule, weights: Array, v: Array, dtype: "np.dtype[Any]") -> Array:
     batch, heads, queries, keys = weights.shape
     groups = v.shape[1]
     grouped = weights.reshape(batch, groups, heads // groups * queries, keys)
-    # The weights stay as wide as they were computed: rounded to fp16 they would cost half of the result's precision.
-    return product(xp, grouped, v.astype(weights.dtype, copy=False)).reshape(batch, heads, queries, v.shape[3])
+    if xp.__name__ != "numpy" and v.dtype == dtype:
+        # What is multiplied on a device stays as narrow as it came.
+        y = product(xp, narrow(grouped, dtype), v)
+    else:
+        # The weights stay as wide as they were computed: rounded to fp16 they would cost half of the precision.
+        y = narrow(product(xp, grouped, v.astype(weights.dtype, copy=False)), dtype)
+    return y.reshape(batch, heads, queries, v.shape[3])
 
 
 @kernel("Attention", since=23)
@@ -147,7 +154,7 @@ def attention(
             raise ValueError(f"attribute softmax_precision={softmax_precision} is not a floating-point type")
         scores = widen(scores.astype(dtype_of(softmax_precision)))
     stages.append(_softmax_or_zero(xp, scores))
-    y = narrow(_weighted_values(xp, stages[3], values), q.dtype)
+    y = _weighted_values(xp, stages[3], values, q.dtype)
     if q.ndim == 3:
         y = y.transpose(0, 2, 1, 3).reshape(q.shape[0], length, -1)
     return y, keys, values, narrow(stages[qk_matmul_output_mode], q.dtype)

@@ -46,32 +46,39 @@ def _convolved(
     windows: Windows,
     kept: Kept,
     out: Array | None = None,
+    dtype: "np.dtype[Any] | None" = None,
 ) -> Array:
-    """The convolution itself, in the compute dtype; on NumPy in `out`, where that has its shape and dtype."""
+    """The convolution itself, in the compute dtype, or in `dtype`; in `out`, where that has its shape and dtype."""
     batch, channels = x.shape[:2]
     features = weight.shape[0]
     if channels != weight.shape[1] * group or features % group:
         raise ValueError(f"{group} groups of weight {weight.shape} do not fit {channels} channels")
     if xp.__name__ == "cupy" and is_depthwise(x, weight, group):
         return depthwise(xp, widen(x), widen(weight), windows)
-    kind, places = compute_dtype(x.dtype), math.prod(windows.counts)
+    shape, kind = (batch, features, *windows.counts), compute_dtype(x.dtype)
     if xp.__name__ == "numpy":
-        shape = (batch, features, *windows.counts)
         y = contiguous_result(out, shape, kind)
         convolve(widen(x), widen(weight), group, windows, kept, y)
         return y
-    x, depth = for_product(xp, x), weight.shape[1] * math.prod(windows.kernel)
-    matrices = for_product(xp, weight).reshape(group, features // group, depth)
-    view = windows.view(xp, x, 0)
+    kind = dtype or kind
+    is_fit = out is not None and out.shape == shape and out.dtype == kind and out.flags.c_contiguous
+    y = out if is_fit else xp.empty(shape, dtype=kind)
+    _multiply_columns(xp, for_product(xp, x), for_product(xp, weight), group, windows, y)
+    return y
+
+
+def _multiply_columns(xp: ArrayModule, x: Array, weight: Array, group: int, windows: Windows, y: Array) -> None:
+    """Write the convolution into a contiguous array, on a device; columns are of the operands' own dtype."""
+    features, depth, places = len(weight), weight.shape[1] * math.prod(windows.kernel), math.prod(windows.counts)
+    matrices, view = weight.reshape(group, features // group, depth), windows.view(xp, x, 0)
+    result = y.reshape(len(x), group, features // group, places)
     images = max(1, COLUMN_BYTES // max(1, group * depth * places * x.dtype.itemsize))
-    if batch <= images:
-        y = product(xp, matrices, view.reshape(batch, group, depth, places), kind)
-        return y.reshape(batch, features, *windows.counts)
-    result = xp.empty((batch, group, features // group, places), dtype=kind)
-    for start in range(0, batch, images):
-        piece = view[start : start + images]
-        result[start : start + images] = product(xp, matrices, piece.reshape(len(piece), group, depth, places), kind)
-    return result.reshape(batch, features, *windows.counts)
+    for start in range(0, len(x), images):
+        piece, target = view[start : start + images], result[start : start + images]
+        columns = piece.reshape(len(piece), group, depth, places)
+        found = product(xp, matrices, columns, y.dtype, out=target)
+        if found is not target:
+            target[...] = found
 
 
 def _by_tiles(x: Array, weight: Array, group: int, windows: Windows, kept: Kept, out: Array | None) -> Array | None:
@@ -143,7 +150,8 @@ def conv(
     kept = kept or Kept()
     y = _by_tiles(x, weight, group, windows, kept, out) if xp.__name__ == "numpy" else None
     if y is None:
-        y = _convolved(xp, x, weight, group, windows, kept, out)
+        # What nothing is added to is rounded once already.
+        y = _convolved(xp, x, weight, group, windows, kept, out, x.dtype if bias is None else None)
     if bias is not None:
         y += widen(bias).reshape((-1,) + (1,) * (x.ndim - 2))
     return narrow(y, x.dtype)

@@ -4,8 +4,8 @@ import math
 
 from .activation import sigmoid_of
 from .elementwise import erf_of
-from .gemm import is_for_cublas, product
-from .operands import compute_dtype, in_compute_dtype, mean_over, narrow, widen, written
+from .gemm import product
+from .operands import in_compute_dtype, mean_over, narrow, widen
 from .registry import Array, ArrayModule, kernel
 
 DOMAIN = "com.microsoft"
@@ -222,8 +222,4 @@ def fused_matmul(
 ) -> Array:
     """alpha * A @ B; dim 0 of an operand goes behind its batch dims, then its last two dims change places, if asked."""
     left, right = _ordered(xp, a, transA, transBatchA), _ordered(xp, b, transB, transBatchB)
-    if is_for_cublas(xp, a, b):
-        from .cuda.cublas_lt import matmul
-
-        return matmul(xp, left, right, out, alpha=alpha)
-    return written(xp, narrow(product(xp, left, right, compute_dtype(a.dtype)) * alpha, a.dtype), out)
+    return product(xp, left, right, alpha=alpha, out=out)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .operands import BFLOAT16, FLOAT32, compute_dtype, narrow, widen
+from .operands import BFLOAT16, FLOAT32, compute_dtype, is_float, narrow, widen
 from .registry import Array, ArrayModule
 
 Ints = tuple[int, ...]
@@ -53,24 +53,34 @@ def for_product(xp: ArrayModule, x: Array) -> Array:
 
 
 def product(
-    xp: ArrayModule, a: Array, b: Array, dtype: "np.dtype[Any] | None" = None, *, out: Array | None = None
+    xp: ArrayModule,
+    a: Array,
+    b: Array,
+    dtype: "np.dtype[Any] | None" = None,
+    *,
+    alpha: float = 1.0,
+    out: Array | None = None,
 ) -> Array:
-    """Matrix product over the last two dims; leading dims broadcast, a vector counts as one row or one column.
+    """A factor times the matrix product over the last two dims; leading dims broadcast, a vector is a row or a column.
 
     Args:
         xp: the array module.
         a, b: operands; where their dtypes differ, both are taken in the wider one's compute dtype.
         dtype: of the result; None: that of `a`.
+        alpha: the factor.
         out: what the result is written into, where it has its shape and dtype; on a device, where it is contiguous.
     """
     dtype = a.dtype if dtype is None else dtype
     if is_for_cublas(xp, a, b):
         from .cuda.cublas_lt import matmul
 
-        return matmul(xp, a, b, out, dtype=dtype)
+        return matmul(xp, a, b, out, dtype=dtype, alpha=alpha)
     if out is not None and (a.dtype != dtype or out.dtype != compute_dtype(dtype) or out.shape != product_shape(a, b)):
         out = None
-    return narrow(xp.matmul(widen(a), widen(b), out=out), dtype)
+    y = xp.matmul(widen(a), widen(b), out=out)
+    if alpha != 1.0:
+        y = xp.multiply(y, alpha, out=y if is_float(y.dtype) else None)
+    return narrow(y, dtype)
 
 
 def is_for_cublas(xp: ArrayModule, *operands: Array) -> bool:

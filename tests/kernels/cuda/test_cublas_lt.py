@@ -250,6 +250,46 @@ def test_gemm_is_one_launch(device: Device, added: tuple[int, ...], dtype: np.dt
     assert len(device.fake.products) == 1
 
 
+OPERATORS: dict[str, tuple[str, str, list[tuple[int, ...]], dict[str, Any]]] = {
+    "columns": ("", "Conv", [(3, 4, 5, 6), (6, 2, 3, 2)], {"group": 2, "pads": (1, 1, 1, 1), "strides": (2, 1)}),
+    "no columns": ("", "Conv", [(2, 4, 5, 6), (6, 4, 1, 1)], {}),
+    "with a bias": ("", "Conv", [(2, 4, 5), (6, 4, 3), (6,)], {}),
+    "transposed": ("", "ConvTranspose", [(2, 4, 5, 6), (4, 3, 2, 2)], {"strides": (2, 2)}),
+    "heads": ("", "Attention", [(2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6)], {"is_causal": 1}),
+    "steps": ("", "LSTM", [(3, 2, 4), (1, 20, 4), (1, 20, 5)], {"hidden_size": 5}),
+    "einsum": ("", "Einsum", [(2, 3, 4), (2, 4, 5)], {"equation": "bij,bjk->ikb"}),
+    "fused": ("com.microsoft", "FusedMatMul", [(2, 4, 3), (2, 5, 4)], {"alpha": 0.5, "transA": 1, "transB": 1}),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+def test_operators_multiply_what_they_are_given(device: Device, name: str, dtype: np.dtype) -> None:
+    domain, operator, shapes, attributes = OPERATORS[name]
+    numbers = np.random.default_rng(2)
+    operands = [(numbers.standard_normal(shape) / 2).astype(dtype) for shape in shapes]
+    kernel = lookup(domain, operator, 1 if domain else 23)
+    assert kernel is not None
+    (found,) = kernel(device.xp, [StrictArray(x) for x in operands], attributes, 1)
+    (wanted,) = kernel(np, [x.astype(F64) for x in operands], attributes, 1)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found._array.astype(F64), wanted, rtol=0, atol=4 * UNIT[dtype])
+    assert device.fake.products
+    if operator != "LSTM":  # The state of a recurrent layer is float32.
+        assert {one["dtype"] for one in device.fake.products} == {dtype}
+
+
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+def test_a_convolution_is_written_where_it_belongs(device: Device, dtype: np.dtype) -> None:
+    x, weight = (StrictArray(np.ones(shape, dtype)) for shape in ((2, 3, 4, 4), (5, 3, 3, 3)))
+    out = StrictArray(np.full((2, 5, 2, 2), np.nan, dtype))
+    kernel = lookup("", "Conv", 22)
+    assert kernel is not None
+    (found,) = kernel(device.xp, [x, weight], {}, 1, out)
+    assert found is out
+    np.testing.assert_array_equal(out._array, np.full((2, 5, 2, 2), 27, dtype))
+
+
 def test_the_library_that_goes_with_cupy() -> None:
     pytest.importorskip("cuda.pathfinder")
     try:
