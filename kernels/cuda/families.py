@@ -4,6 +4,10 @@ from ..table import operators_of
 
 _FAMILIES: dict[str, str] = {
     "attention": "Attention:23",
+    "copies": "Concat:4 Reshape:5",
+    "indexing": "Gather:1 OneHot:9 ScatterND:16",
+    "losses": "SoftmaxCrossEntropyLoss:12",
+    "sums": "ReduceMean:18 ReduceSum:13",
 }
 """Family to its operators (`domain::operator` those of other domains), each with the first version that it computes."""
 

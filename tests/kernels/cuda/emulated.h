@@ -15,6 +15,9 @@
 #include <vector>
 
 #define EMULATED
+#ifndef ELEMENT
+#define ELEMENT 0
+#endif
 #define __global__
 #define __device__
 #define __shared__

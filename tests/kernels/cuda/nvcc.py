@@ -13,8 +13,8 @@ ARCHITECTURES = (80, 90)
 NEEDS_NVCC = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 
 
-def compile_program(program: Program, arch: int, folder: Path) -> None:
-    """Compile a program for an architecture; warnings are errors.
+def compile_program(program: Program, folder: Path) -> None:
+    """Compile a program for all architectures that can have it; warnings are errors.
 
     Raises:
         AssertionError: with what the compiler says.
@@ -22,9 +22,9 @@ def compile_program(program: Program, arch: int, folder: Path) -> None:
     assert NVCC is not None
     source = folder / "program.cu"
     source.write_text(program.source)
-    options = [*program.options(arch)]
-    if not program.features:
-        options.append(f"-arch=sm_{arch}")
-    command = [NVCC, "-cubin", "-Werror", "all-warnings", *options, "-o", str(folder / "program.cubin"), str(source)]
-    found = subprocess.run(command, capture_output=True, text=True)
+    names = [f"{arch}{program.features}" for arch in ARCHITECTURES if arch == 90 or not program.features]
+    options = [option for option in program.options(90) if not option.startswith("-arch")]
+    targets = [f"-gencode=arch=compute_{name},code=sm_{name}" for name in names]
+    command = [NVCC, "-fatbin", "-Werror", "all-warnings", *options, *targets, "-o", "program.fatbin", str(source)]
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert found.returncode == 0, f"{program.defines}\n{found.stderr}{found.stdout}"

@@ -1,0 +1,132 @@
+"""Gathering rows, adding rows by index in a fixed order, and one-hot rows, one launch each."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..faults import FAULTS
+from ..operands import BFLOAT16, normalize_axis
+from ..registry import Array, HostArray
+from .copies import copy_into, in_order, merged
+from .gpu import Gpu
+from .programs import Program
+from .registry import cuda_kernel
+
+ELEMENTS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, BFLOAT16: 2, np.dtype(np.float64): 3}
+"""Floats, as the sources number them."""
+
+_PLACES = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
+_WIDTHS = (16, 8, 4, 2, 1)
+_MOST = 2**31 - 1
+_THREADS = 256
+_BLOCKS_EACH = 16
+_MOST_ADDED = 2**14
+"""Rows added in order: each looks at all indices. More are added by atomics."""
+_COLUMNS = 8 * _THREADS
+
+
+def _outside(length: int, axis: int) -> Array | None:
+    """Where an index outside is noted, in the words of the generic kernel."""
+    return FAULTS.word(f"an index is outside [{-length}, {length - 1}] on axis {axis}")
+
+
+def _blocks(gpu: Gpu, count: int) -> int:
+    return min(-(-count // _THREADS), _BLOCKS_EACH * gpu.multiprocessors)
+
+
+@cuda_kernel("Gather", since=1)
+def gather(gpu: Gpu, x: Array, indices: Array, *, axis: int = 0, out: Array | None = None) -> Array | None:
+    """Slices of x along one axis, as many bytes at once as they and their places allow."""
+    if indices.dtype not in _PLACES or not -x.ndim <= axis < x.ndim or x.dtype.itemsize not in _WIDTHS:
+        return None
+    axis = normalize_axis(axis, x.ndim)
+    length, itemsize = x.shape[axis], x.dtype.itemsize
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    slices = merged(x.shape[axis + 1 :], x.strides[axis + 1 :], _strides(x.shape[axis + 1 :], itemsize))
+    groups = merged(x.shape[:axis], x.strides[:axis], _strides(x.shape[:axis], 1))
+    word = _outside(length, axis)
+    if word is None or not length or len(slices) > 1 or len(groups) > 1 or math.prod(shape) > _MOST:
+        return None
+    if slices and slices[0].source != itemsize:
+        return None
+    y = _result(gpu, out, shape, x.dtype)
+    if not y.size:
+        return y
+    inner = math.prod(x.shape[axis + 1 :]) * itemsize
+    outer_stride = groups[0].source if groups else 0
+    fixed = [inner, outer_stride, x.strides[axis], gpu.address(x), gpu.address(y)]
+    unit = next(width for width in _WIDTHS if all(each % width == 0 for each in fixed))
+    sizes = [math.prod(x.shape[:axis]), indices.size, length, inner // unit]
+    strides = [np.int64(outer_stride // unit), np.int64(x.strides[axis] // unit)]
+    program = Program.file("indexing.cu", BYTES=unit, PLACE=_PLACES[indices.dtype])
+    operands = (x, in_order(gpu, indices), y, word)
+    gpu.launch(
+        program, "gather", _blocks(gpu, y.nbytes // unit), _THREADS, (*operands, *map(np.uint32, sizes), *strides)
+    )
+    return y
+
+
+def _strides(shape: tuple[int, ...], itemsize: int) -> list[int]:
+    """Those of an array whose elements lie one after the other."""
+    return [math.prod(shape[place + 1 :]) * itemsize for place in range(len(shape))]
+
+
+def _result(gpu: Gpu, out: Array | None, shape: tuple[int, ...], dtype: "np.dtype[np.generic]") -> Array:
+    """What was given to write to, where it fits; else new."""
+    if out is None or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
+        return gpu.empty(shape, dtype)
+    return out
+
+
+@cuda_kernel("ScatterND", since=16)
+def scatter_nd(
+    gpu: Gpu, x: Array, indices: Array, updates: Array, *, reduction: str = "none", out: Array | None = None
+) -> Array | None:
+    """Rows added to rows of a copy of x, those of an index in their order."""
+    if reduction != "add" or x.dtype not in ELEMENTS or updates.dtype != x.dtype or indices.dtype not in _PLACES:
+        return None
+    if not x.ndim or not indices.ndim or indices.shape[-1] != 1 or indices.size > _MOST_ADDED:
+        return None
+    word = _outside(x.shape[0], 0)
+    if word is None or updates.shape != (*indices.shape[:-1], *x.shape[1:]) or not x.shape[0]:
+        return None
+    y = _result(gpu, out, x.shape, x.dtype)
+    if not copy_into(gpu, x, y):
+        return None
+    inner = math.prod(x.shape[1:])
+    program = Program.file("indexing.cu", ELEMENT=ELEMENTS[x.dtype], PLACE=_PLACES[indices.dtype])
+    operands = (in_order(gpu, indices), in_order(gpu, updates), y, word)
+    sizes = map(np.uint32, (indices.size, x.shape[0], inner))
+    grid = (indices.size, -(-inner // _COLUMNS))
+    gpu.launch(program, "add_rows", grid, _THREADS, (*operands, *sizes), 4 * _THREADS + 8)
+    return y
+
+
+@cuda_kernel("OneHot", since=9)
+def one_hot(
+    gpu: Gpu, indices: Array, depth: HostArray, values: Array, *, axis: int = -1, out: Array | None = None
+) -> Array | None:
+    """`values[1]` at each index of a new axis of length `depth`, `values[0]` elsewhere."""
+    if indices.dtype not in _PLACES or values.dtype.itemsize not in _WIDTHS or not values.flags.c_contiguous:
+        return None
+    place, length = normalize_axis(axis, indices.ndim + 1), int(depth.reshape(-1)[0])
+    shape = (*indices.shape[:place], length, *indices.shape[place:])
+    if length < 0 or math.prod(shape) > _MOST:
+        return None
+    y = _result(gpu, out, shape, values.dtype)
+    if not y.size:
+        return y
+    sizes = map(np.uint32, (math.prod(shape[:place]), length, math.prod(shape[place + 1 :])))
+    program = Program.file("indexing.cu", BYTES=values.dtype.itemsize, PLACE=_PLACES[indices.dtype])
+    arguments = (in_order(gpu, indices), values, y, *sizes)
+    gpu.launch(program, "one_hot", _blocks(gpu, y.size), _THREADS, arguments)
+    return y
+
+
+def all_programs() -> Iterator[Program]:
+    """Every program that is launched here, not each with both types of indices."""
+    for width in _WIDTHS:
+        yield Program.file("indexing.cu", BYTES=width, PLACE="int")
+    for element in ELEMENTS.values():
+        yield Program.file("indexing.cu", ELEMENT=element, PLACE="long long")

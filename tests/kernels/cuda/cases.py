@@ -1,0 +1,182 @@
+"""Calls of CUDA kernels, with fresh numbers: odd sizes, strides, arrays that begin anywhere."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from irpar.kernels import lookup
+from irpar.kernels.cuda import lookup as cuda_lookup
+from irpar.kernels.cuda.registry import CudaKernel
+from irpar.kernels.faults import FAULTS
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FLOATS = (np.dtype(np.float32), np.dtype(np.float16), BFLOAT16)
+UNIT = {
+    np.dtype(np.float64): 2.0**-40,
+    np.dtype(np.float32): 2.0**-20,
+    np.dtype(np.float16): 2.0**-10,
+    BFLOAT16: 2.0**-7,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call.
+
+    Attributes:
+        op_type, version: the operator.
+        operands: the arrays, any of which may be of any strides.
+        attributes: of the node.
+        n_outputs: how many results it has.
+        is_exact: whether results must be the same bits as the generic kernel's.
+    """
+
+    op_type: str
+    version: int
+    operands: Sequence[Any]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    n_outputs: int = 1
+    is_exact: bool = True
+
+    def __str__(self) -> str:
+        shapes = "-".join("x".join(map(str, x.shape)) or "one" for x in self.operands if x is not None)
+        return f"{self.op_type}-{self.operands[0].dtype}-{shapes}"
+
+    @property
+    def kernel(self) -> CudaKernel:
+        """What is tried."""
+        found = cuda_lookup("", self.op_type, self.version)
+        assert found is not None
+        return found
+
+    @property
+    def expected_dtype(self) -> "np.dtype[Any]":
+        """That of all results."""
+        return np.dtype(self.operands[2 if self.op_type == "OneHot" else 0].dtype)
+
+    def expected(self) -> tuple[np.ndarray, ...]:
+        """What the generic kernel gives, floats in double precision where not exact."""
+        generic = lookup("", self.op_type, self.version)
+        assert generic is not None
+        operands = self.operands
+        if not self.is_exact:
+            operands = [x if x is None or x.dtype not in UNIT else x.astype(np.float64) for x in operands]
+        return generic(np, operands, self.attributes, self.n_outputs)
+
+
+def run(
+    case: Case, gpu: Any, to_device: Callable[[Any], Any], to_host: Callable[[Any], np.ndarray], outs: Any = None
+) -> tuple[np.ndarray, ...] | None:
+    """The results of a case; `outs`: where they are to go."""
+    host = case.kernel.signature.host
+    operands = [x if x is None or place in host else to_device(x) for place, x in enumerate(case.operands)]
+    word = to_device(np.zeros(1, bool))
+    with FAULTS.noted(lambda problem: word):
+        results = case.kernel(gpu, operands, case.attributes, case.n_outputs, outs)
+    assert not to_host(word)[0]
+    return None if results is None else tuple(to_host(result) for result in results)
+
+
+def check(case: Case, results: Sequence[np.ndarray]) -> None:
+    """Compare with what the generic kernel gives."""
+    for found, expected in zip(results, case.expected(), strict=True):
+        assert found.shape == expected.shape
+        if case.is_exact:
+            assert found.dtype == expected.dtype
+            np.testing.assert_array_equal(found.tobytes(), expected.tobytes())
+        else:
+            unit = UNIT[found.dtype]
+            np.testing.assert_allclose(found.astype(np.float64), expected, rtol=4 * unit, atol=4 * unit)
+
+
+def shifted(x: np.ndarray, elements: int = 1) -> np.ndarray:
+    """The same numbers, some elements behind where memory begins."""
+    memory = np.zeros(x.size + elements + 1, x.dtype)
+    made = memory[elements : elements + x.size].reshape(x.shape)
+    made[...] = x
+    return made
+
+
+def gathers(numbers: np.random.Generator) -> list[Case]:
+    """Rows of tables."""
+    found = []
+    for dtype in (np.uint8, np.float16, np.float32, np.float64):
+        table = (numbers.standard_normal((11, 24)) * 50).astype(dtype)
+        for place in (np.int32, np.int64):
+            ids = numbers.integers(-11, 11, (3, 5)).astype(place)
+            found.append(Case("Gather", 13, (table, ids)))
+            found.append(Case("Gather", 13, (shifted(table), ids[::2].T)))
+            found.append(Case("Gather", 13, (table, ids % 11), {"axis": 1}))
+        cube = (numbers.standard_normal((4, 6, 5)) * 50).astype(dtype)
+        found.append(Case("Gather", 13, (cube, ids % 6), {"axis": 1}))
+        found.append(Case("Gather", 13, (cube[:, 1:4, :], np.array([-1, 0, 2])), {"axis": -2}))
+        found.append(Case("Gather", 13, (cube[:, 3:], np.array(1)), {"axis": 1}))
+        found.append(Case("Gather", 13, (cube, np.zeros((0, 2), np.int64))))
+    return found
+
+
+def scatters(numbers: np.random.Generator) -> list[Case]:
+    """Rows added to rows, some of them again and again."""
+    found = []
+    for dtype in (np.dtype(np.float64), *FLOATS):
+        for rows, inner, count in ((7, (3,), 40), (50, (2, 130), 9), (5, (2051,), 3), (6, (), 1030)):
+            x = numbers.standard_normal((rows, *inner)).astype(dtype)
+            ids = numbers.integers(-rows, rows, (count, 1))
+            updates = numbers.standard_normal((count, *inner)).astype(dtype)
+            found.append(Case("ScatterND", 18, (x, ids, updates), {"reduction": "add"}, is_exact=False))
+        zeros = np.broadcast_to(np.zeros((), dtype), (9, 4))
+        ids = numbers.integers(0, 9, (5, 2, 1)).astype(np.int32)
+        turned = numbers.standard_normal((2, 5, 4)).astype(dtype).transpose(1, 0, 2)
+        found.append(Case("ScatterND", 18, (zeros, ids, turned), {"reduction": "add"}, is_exact=False))
+    return found
+
+
+def one_hots(numbers: np.random.Generator) -> list[Case]:
+    """Labels as rows."""
+    found = []
+    for dtype in (np.int64, np.float32, np.float16):
+        ends = np.array([-1, 3]).astype(dtype)
+        for axis in (-1, 0, 1):
+            ids = numbers.integers(-9, 10, (5, 7)).astype(np.int32 if axis else np.int64)
+            found.append(Case("OneHot", 11, (ids, np.array(8), ends), {"axis": axis}))
+    return found
+
+
+def losses(numbers: np.random.Generator) -> list[Case]:
+    """Cross-entropy of few and many classes, weighted, with labels that do not count."""
+    found = []
+    for dtype in FLOATS:
+        for rows, classes in ((5, 3), (3, 2500), (600, 17)):
+            scores = (3 * numbers.standard_normal((rows, classes))).astype(dtype)
+            labels = numbers.integers(0, classes, rows).astype(np.int32 if rows == 5 else np.int64)
+            weights = numbers.random(classes).astype(dtype)
+            for reduction in ("none", "sum", "mean"):
+                some = {"reduction": reduction, "ignore_index": int(labels[0])}
+                operator = ("SoftmaxCrossEntropyLoss", 13)
+                found.append(Case(*operator, (scores, labels), {"reduction": reduction}, 2, is_exact=False))
+                found.append(Case(*operator, (scores, labels, weights), some, 1, is_exact=False))
+        scores = np.full((4, 6), -np.inf, dtype)
+        scores[:, 2] = 60000
+        found.append(Case("SoftmaxCrossEntropyLoss", 13, (scores, np.full(4, 2)), {}, 1, is_exact=False))
+    return found
+
+
+def sums(numbers: np.random.Generator) -> list[Case]:
+    """Sums over rows."""
+    found = []
+    for dtype in (np.dtype(np.float64), *FLOATS):
+        for shape, axes in (((100, 33), [0]), ((3, 200, 64), [1]), ((4, 40, 5, 40), [0, 1]), ((700, 96), [-2])):
+            x = (numbers.standard_normal(shape) / 30).astype(dtype)
+            for operator in (("ReduceSum", 13), ("ReduceMean", 18)):
+                keeps = {"keepdims": len(axes) - 1}
+                found.append(Case(*operator, (shifted(x, len(axes)), np.array(axes)), keeps, is_exact=False))
+    return found
+
+
+def all_cases(seed: int) -> list[Case]:
+    """All of them."""
+    numbers = np.random.default_rng(seed)
+    return [case for made in (gathers, scatters, one_hots, losses, sums) for case in made(numbers)]
