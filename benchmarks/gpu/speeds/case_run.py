@@ -103,7 +103,6 @@ class _CaseRun:
         )
         program.wait()
         self._subjects["irpar"] = Subject(program, program.wait)
-        self.made |= {"notes": list(program.notes), "segments": program.capture_facts()}
         session = self._session()
         session()
         self._whole["irpar"] = session
@@ -180,6 +179,8 @@ class _CaseRun:
         self.made["times"] = {name: one.as_json() for name, one in times.items()}
         if self._engine == "cupy":
             self.made["clocks"] = clocks()
+        if "irpar" in times:
+            self.made |= {"notes": list(self._program.notes), "segments": self._program.capture_facts()}
 
     def _time_whole(self, name: str, function: Callable[[], Any]) -> None:
         self.made["whole"][name] = median_seconds(function, WHOLE_RUNS)

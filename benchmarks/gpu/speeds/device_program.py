@@ -24,20 +24,23 @@ class DeviceProgram:
     Args:
         module: without collectives.
         engine: of irpar.
-        options: further settings of the engine.
+        captures: whether it may capture what it runs in CUDA graphs. Results of a graph are copied, for a later run
+            writes to the same place.
+        tf32: whether products of float32 may round their operands to TF32.
 
     Attributes:
         partition: over one device.
         nodes: how many its program has.
     """
 
-    def __init__(self, module: Module, engine: str, **options: Any) -> None:
+    def __init__(self, module: Module, engine: str, *, captures: bool = True, tf32: bool = False) -> None:
         self.partition = irpar.partition(module, irpar.Mesh({"x": 1}))
         (part,) = self.partition.parts
         assert self.partition.module is not None
-        self._engine = make_engine(
-            engine, EngineSettings(self.partition.module.opsets, 1, keep_on_device=engine == "cupy", **options)
+        settings = EngineSettings(
+            self.partition.module.opsets, 1, keep_on_device=engine == "cupy", captures=captures, tf32=tf32
         )
+        self._engine = make_engine(engine, settings)
         self.graph: Graph = part.graph
         self._program = build_program(part.graph, writes_over=self._engine.writes_over)
         constants = Constants(part)

@@ -44,7 +44,7 @@ def run_kernels(engine: str, deadline: float, keep: Callable[[Mapping[str, Any]]
 
 def time_operator(operator: Operator, engine: str, clock: DeviceClock) -> dict[str, Any]:
     """What the device takes for an operator, and what it does in that time."""
-    program = DeviceProgram(irpar.load(operator.model()), engine)
+    program = DeviceProgram(irpar.load(operator.model()), engine, captures=False)
     program.give(operator.arrays())
     seconds = clock.seconds(program)
     work = least_work(program.graph, operator.masked_flops)

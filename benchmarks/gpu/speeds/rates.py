@@ -91,7 +91,7 @@ def _rates(engine: str) -> Iterator[_Rate]:
 
 def _irpar_product(side: int, dtype: str, engine: str, tf32: bool = False) -> Start:
     operator = product(dtype, side, side, side)
-    program = DeviceProgram(irpar.load(operator.model()), engine, tf32=tf32)
+    program = DeviceProgram(irpar.load(operator.model()), engine, captures=False, tf32=tf32)
     program.give(operator.arrays())
     return program
 
