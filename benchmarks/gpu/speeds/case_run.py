@@ -8,11 +8,10 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-import irpar
 from benchmarks.gpu.findings import problem_text
 from benchmarks.gpu.machine import clocks
 
-from .cases import AUTOTUNED, LEARNING_RATE, Case
+from .cases import AUTOTUNED, Case
 from .device_program import DeviceProgram
 from .stopwatch import Subject, measure, median_seconds
 from .turns import Turns
@@ -25,8 +24,6 @@ MOST_TRACEBACK = 3000
 """Characters, of the end."""
 STEPS = 3
 """Steps of training whose losses are compared; also the runs after which a program is captured and replayed."""
-PRECISIONS = {"float32": "f32", "float16": "fp16", "bfloat16": "bf16"}
-"""As `irpar.train_step` calls them."""
 
 
 def run_case(
@@ -89,11 +86,7 @@ class _CaseRun:
     def prepare_irpar(self) -> None:
         """Compile the program, and run it until it is captured."""
         case = self._case
-        module = irpar.load(case.model)
-        if case.is_training:
-            precision = PRECISIONS[case.dtype]
-            module = irpar.train_step(module, optimizer="adamw", learning_rate=LEARNING_RATE, precision=precision)
-        program = self._program = DeviceProgram(module, self._engine, tf32=case.is_tf32)
+        program = self._program = DeviceProgram(case.module(), self._engine, tf32=case.is_tf32)
         work = least_work(program.graph, case.masked_flops)
         self.made |= {"nodes": program.nodes, "work": work.as_json()}
         program.give(case.inputs)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+import irpar
 from irpar import models
+from irpar.ir import Module
 from irpar.models.llama import LlamaConfig, rotary_tables
 from irpar.models.weights import NUMPY_DTYPES
 
@@ -22,6 +24,8 @@ ALLOWED = {"float32": 2e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """Largest |a - b| / |b| of irpar's and PyTorch's results, as vectors: both must compute the same."""
 TRAINING_ALLOWED = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
 """Largest |a - b| / |b| of a loss of the first steps."""
+PRECISIONS = {"float32": "f32", "float16": "fp16", "bfloat16": "bf16"}
+"""As `irpar.train_step` calls them."""
 LEARNING_RATE = 1e-4
 TF32 = "tf32"
 """As a rate of products is called beside those of dtypes."""
@@ -65,6 +69,14 @@ class Case:
         """The ONNX model; of a training step the one that is trained, in float32."""
         dtype = "float32" if self.is_training else self.dtype
         return FAMILIES[self.family].model(dtype, self.settings)
+
+    def module(self) -> Module:
+        """What irpar partitions: the model, or a step of training it."""
+        module = irpar.load(self.model)
+        if not self.is_training:
+            return module
+        precision = PRECISIONS[self.dtype]
+        return irpar.train_step(module, optimizer="adamw", learning_rate=LEARNING_RATE, precision=precision)
 
     @cached_property
     def inputs(self) -> dict[str, Array]:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import irpar
 from benchmarks.gpu.findings import markdown_table
 
-from .case_run import PRECISIONS
-from .cases import LEARNING_RATE, Case
+from .cases import Case
 from .device_program import DeviceProgram
 
 RUNS = 5
@@ -23,30 +21,33 @@ ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 
 
 def profile_case(case: Case, engine: str) -> list[str]:
-    """The lines of a table of irpar's side of a case, and of PyTorch in eager."""
+    """The lines of a table of irpar's side of a case in both ways, and of PyTorch in eager."""
     from .torch_side import TorchSide
 
-    module = irpar.load(case.model)
-    if case.is_training:
-        module = irpar.train_step(
-            module, optimizer="adamw", learning_rate=LEARNING_RATE, precision=PRECISIONS[case.dtype]
-        )
-    program = DeviceProgram(module, engine, tf32=case.is_tf32)
-    program.give(case.inputs)
-    lines = _profiled(f"{case.name}: irpar", program, program.wait)
-    lines += [f"- {note}" for note in program.notes]
-    lines += [f"- {facts}" for facts in program.capture_facts()]
+    # CUDA graphs that were there before the profiler was are not always told apart into kernels.
+    with _profiler():
+        pass
+    lines: list[str] = []
+    for way, captures in (("captured", True), ("node by node", False)):
+        program = DeviceProgram(case.module(), engine, captures=captures, tf32=case.is_tf32)
+        program.give(case.inputs)
+        lines += [*_profiled(f"{case.name}: irpar, {way}", program, program.wait), ""]
+        lines += [f"- {told}" for told in (*program.capture_facts(), *program.notes)]
     side = TorchSide(case, "cuda" if engine == "cupy" else "cpu")
-    return [*lines, "", *_profiled(f"{case.name}: PyTorch eager", side.subject.start, side.wait), ""]
+    return [*lines, "", *_profiled(f"{case.name}: PyTorch eager", side.subject.start, side.wait)]
+
+
+def _profiler() -> Any:
+    from torch.profiler import ProfilerActivity, profile
+
+    return profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
 
 
 def _profiled(title: str, start: Callable[[], object], wait: Callable[[], None]) -> list[str]:
-    from torch.profiler import ProfilerActivity, profile
-
     for _ in range(WARM):
         start()
     wait()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as traced:
+    with _profiler() as traced:
         begin = time.perf_counter()
         for _ in range(RUNS):
             start()
