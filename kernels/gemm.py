@@ -201,39 +201,3 @@ def _merged(batch: Ints, a: list[int], b: list[int], elements: int) -> list[tupl
             size *= dims.pop()[0]
         dims.append((size, steps[0], steps[1], steps[2]))
     return dims
-
-
-# -- einsum of two operands -----------------------------------------------------------------------------------------
-
-
-def einsum_product(xp: ArrayModule, equation: str, a: Array, b: Array) -> Array | None:
-    """An einsum of two operands as one matrix product; None where it is something else.
-
-    "bqhd,bkhd->bhqk" is, for each b and h, the product of (q, d) and (d, k).
-    """
-    sides, arrow, out = equation.partition("->")
-    left, comma, right = sides.partition(",")
-    labels = set(left) | set(right)
-    if not (arrow and comma) or not all(map(str.isalpha, labels)) or any(len(set(s)) != len(s) for s in (left, right)):
-        return None
-    if len(left) != a.ndim or len(right) != b.ndim or not set(out) <= labels or len(set(out)) != len(out):
-        return None
-    shared = set(left) & set(right)
-    sizes = dict(zip(left, a.shape, strict=True)) | dict(zip(right, b.shape, strict=True))
-    if any(a.shape[left.index(x)] != sizes[x] for x in shared) or (labels - shared) - set(out):
-        return None
-    batch = [x for x in out if x in shared]
-    rows, columns = (
-        [x for x in out if x in left and x not in shared],
-        [x for x in out if x in right and x not in shared],
-    )
-    inner = [x for x in left if x in shared and x not in out]
-
-    def shaped(x: Array, own: str, groups: tuple[list[str], ...]) -> Array:
-        order = [own.index(label) for group in (batch, *groups) for label in group]
-        lengths = [math.prod(sizes[label] for label in group) for group in groups]
-        return x.transpose(order).reshape(*(sizes[label] for label in batch), *lengths)
-
-    found = product(xp, shaped(a, left, (rows, inner)), shaped(b, right, (inner, columns)))
-    names = [*batch, *rows, *columns]
-    return found.reshape([sizes[x] for x in names]).transpose([names.index(x) for x in out])

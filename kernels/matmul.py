@@ -3,7 +3,8 @@
 import numpy as np
 
 from .contraction import contracted, contraction_of, scratch_bytes
-from .gemm import einsum_product, is_for_cublas, product, product_shape
+from .einsum import einsum as einsum_by_products
+from .gemm import is_for_cublas, product, product_shape
 from .operands import (
     check_same_dtype,
     compute_dtype,
@@ -88,12 +89,10 @@ def einsum(xp: ArrayModule, *operands: Array, equation: str, out: Array | None =
     """Einstein summation."""
     check_same_dtype(*operands)
     equation, dtype = equation.replace(" ", ""), operands[0].dtype
-    if len(operands) == 2 and xp.__name__ != "numpy":
-        found = einsum_product(xp, equation, *operands)
-        if found is not None:
-            return found
+    if xp.__name__ != "numpy":
+        return einsum_by_products(xp, equation, operands, out)
     wide = [widen(x) for x in operands]
-    if xp.__name__ == "numpy" and len(operands) == 2:
+    if len(operands) == 2:
         first, second = wide
         known = contraction_of(equation, first.shape, second.shape)
         if known is not None:

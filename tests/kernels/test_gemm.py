@@ -3,10 +3,8 @@
 import random
 
 import numpy as np
-import pytest
 
 from irpar.kernels import gemm
-from tests.strict_device import STRICT, StrictArray
 
 
 def flat(x: np.ndarray) -> tuple[np.ndarray, int]:
@@ -97,22 +95,3 @@ def test_heads_are_multiplied_as_they_lie() -> None:
 def test_one_token_of_many_sequences_is_one_product() -> None:
     (call,) = calls(np.empty((64, 1, 768)), np.empty((768, 64)))
     assert (call.m, call.batch) == (64, 1)
-
-
-@pytest.mark.parametrize(
-    "equation",
-    ["ij,jk->ik", "bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", "ab,ab->a", "ab,cd->acbd", "ij,kj->ki", "i,j->ij", "i,i->"],
-)
-def test_einsum_of_two_operands_is_one_product(equation: str) -> None:
-    random_numbers = np.random.default_rng(3)
-    sizes = {label: 2 + place for place, label in enumerate(sorted(set(equation) - set(",->")))}
-    left, right = equation.partition("->")[0].split(",")
-    a, b = (random_numbers.standard_normal([sizes[x] for x in labels]) for labels in (left, right))
-    found = gemm.einsum_product(STRICT, equation, StrictArray(a), StrictArray(b))
-    assert isinstance(found, StrictArray)
-    np.testing.assert_allclose(found._array, np.einsum(equation, a, b), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("equation", ["ii,ij->j", "...ij,jk->...ik", "ij,kl->jk", "ij,jk"])
-def test_other_einsums_are_not(equation: str) -> None:
-    assert gemm.einsum_product(STRICT, equation, StrictArray(np.ones((2, 2))), StrictArray(np.ones((2, 2)))) is None
