@@ -50,6 +50,7 @@ FAMILIES = (
     "text",
     "classic",
     "fused",
+    "fused_kernel",
     "fused_attention",
     "fused_products",
     "gated",

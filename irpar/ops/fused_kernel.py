@@ -1,0 +1,112 @@
+"""irpar.Fused: what one kernel computes, as an expression over its operands; see `irpar.kernels.expression`."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from irpar.ir import DOMAIN, Node, Strings, TensorType, Type, Value, dtype_of_numpy, tensor_type
+from irpar.kernels.expression import DTYPES, Expression, Number, Operand, Step, parse
+
+from .facts import CannotTellError
+from .gradients.writer import GradientWriter
+from .op_def import OpDef
+from .registry import define
+
+
+def expression_of(node: Node) -> Expression:
+    """The expression of a node.
+
+    Raises:
+        ExpressionError: it cannot be read.
+        CannotTellError: it has none.
+    """
+    lines = node.attributes.get("expression")
+    if not isinstance(lines, Strings):
+        raise CannotTellError("expression")
+    return parse(tuple(line if isinstance(line, str) else line.decode() for line in lines))
+
+
+def _types(node: Node) -> dict[str, Operand]:
+    operands = []
+    for value in node.inputs:
+        type_ = tensor_type(value.type)
+        if type_ is None or not type_.is_static:
+            raise CannotTellError("a shape")
+        operands.append(Operand(type_.static_shape, type_.dtype.numpy))
+    return expression_of(node).types(operands)
+
+
+def _infer(node: Node) -> Sequence[Type]:
+    types = _types(node)
+    made = (types[name] for name in expression_of(node).results)
+    return [TensorType(dtype_of_numpy(found.dtype), found.shape) for found in made]
+
+
+def _flops(node: Node) -> int:
+    """One for each element that a step makes or reduces; none for one that only converts."""
+    types = _types(node)
+    counted = (step for step in expression_of(node).steps if step.op_type not in ("Cast", "Squeeze"))
+    return sum(max(math.prod(types[name].shape) for name in (step.target, *step.names)) for step in counted)
+
+
+class _Writer:
+    """Writes the operators of an expression in place of its node.
+
+    Args:
+        node: it.
+        writer: of the nodes.
+    """
+
+    def __init__(self, node: Node, writer: GradientWriter) -> None:
+        self._writer = writer
+        self._opset = writer.opsets.get("", 1)
+        self._expression = expression_of(node)
+        self._values: dict[str, Value] = {f"x{place}": value for place, value in enumerate(node.inputs)}
+
+    def results(self) -> list[Value]:
+        """Values for the results."""
+        for step in self._expression.steps:
+            self._values[step.target] = self._step(step)
+        return [self._values[name] for name in self._expression.results]
+
+    def _step(self, step: Step) -> Value:
+        like = self._values[step.names[-1]]
+        operands = [
+            self._values[given] if isinstance(given, str) else self._number(given, like) for given in step.operands
+        ]
+        attributes = {name: step.attribute(name) for name in dict(step.operator.defaults)}
+        if step.op_type == "Cast":
+            attributes["to"] = dtype_of_numpy(DTYPES[attributes["to"]]).value
+        if "axes" in attributes:
+            return self._along(step, operands[0])
+        if step.op_type == "Gelu" and self._opset < 20:
+            return self._gelu(operands[0], attributes["approximate"] == "tanh")
+        return self._writer.op(step.op_type, operands, attributes)
+
+    def _number(self, number: Number, like: Value) -> Value:
+        return self._writer.constant(np.asarray(number.of_dtype(like.dtype.numpy)).astype(like.dtype.numpy), "number")
+
+    def _along(self, step: Step, value: Value) -> Value:
+        """A reduction, or dims of size 1 that go."""
+        axes = [axis + len(value.shape) for axis in step.attribute("axes")]
+        settings = {"keepdims": 1} if step.operator.kind == "reduction" else {}
+        if self._opset >= (13 if step.op_type in ("ReduceSum", "Squeeze") else 18):
+            return self._writer.op(step.op_type, [value, self._writer.ints(axes)], settings)
+        return self._writer.op(step.op_type, [value], {"axes": axes, **settings})
+
+    def _gelu(self, x: Value, is_tanh: bool) -> Value:
+        w = self._writer
+        if is_tanh:
+            cube = w.mul(w.mul(w.mul(x, x), x), 0.044715)
+            inner = w.op("Tanh", [w.mul(w.add(x, cube), math.sqrt(2 / math.pi))])
+        else:
+            inner = w.op("Erf", [w.mul(x, math.sqrt(0.5))])
+        return w.mul(w.mul(x, 0.5), w.add(inner, 1.0))
+
+
+def _decompose(node: Node, writer: GradientWriter) -> Sequence[Value]:
+    return _Writer(node, writer).results()
+
+
+define(OpDef(DOMAIN, "Fused", _infer, flops=_flops, decompose=_decompose))
