@@ -4,8 +4,8 @@
     t1 = ReduceMean(t0, axes=[-1])
     y0 = Sub(t0, t1)
 
-x0, x1 ... are the operands, y0, y1 ... the results, t0, t1 ... what lies between. A step is one of ONNX's operators with
-broadcasting; reductions keep the reduced dims, of size 1. Numbers stand for scalars of the other operands' dtype.
+x0, x1 ... are the operands, y0, y1 ... the results, t0, t1 ... what lies between. A step is one of ONNX's operators
+with broadcasting; reductions keep the reduced dims, of size 1. Numbers stand for scalars of the other operands' dtype.
 
 What has a smaller float's dtype (f16, bf16) is computed in f32 from the first step to the last, and rounded once, where
 it becomes a result; a Cast in between rounds, since the program says so. This module computes that with the kernels of
@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from .cast import convert
-from .operands import compute_dtype, is_float, narrow, widen, written
+from .operands import compute_dtype, is_float, narrow, widen
 from .registry import Array, ArrayModule, kernel, lookup
 
 DTYPES: Mapping[str, "np.dtype[Any]"] = {
@@ -74,13 +74,12 @@ class Operator:
 
 def _operators() -> dict[str, Operator]:
     found: dict[str, Operator] = {}
-    for names, version, takes in (
-        ("Ceil Erf Exp Floor Log Reciprocal Relu Sigmoid Sqrt Tanh", 13, "float"),
-        ("Acos Acosh Asin Asinh Atan Atanh Cos Cosh Round Sin Sinh Softplus Softsign Tan", 22, "float"),
-        ("HardSwish Mish", 22, "float"),
-        ("Abs Neg Sign", 13, "number"),
+    for names, version in (
+        ("Ceil Erf Exp Floor Log Reciprocal Relu Sigmoid Sqrt Tanh", 13),
+        ("Acos Acosh Asin Asinh Atan Atanh Cos Cosh HardSwish Mish Round Sin Sinh Softplus Softsign Tan", 22),
     ):
-        found.update({name: Operator(version, takes=takes) for name in names.split()})  # type: ignore[arg-type]
+        found.update({name: Operator(version) for name in names.split()})
+    found.update({name: Operator(13, takes="number") for name in ("Abs", "Neg", "Sign")})
     for name, version, defaults in (
         ("Celu", 12, {"alpha": 1.0}),
         ("Elu", 22, {"alpha": 1.0}),
@@ -98,8 +97,7 @@ def _operators() -> dict[str, Operator]:
     found["Pow"] = Operator(15, 2)
     found["PRelu"] = Operator(16, 2)
     for name in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
-        takes: Any = "any" if name == "Equal" else "number"
-        found[name] = Operator(19, 2, takes=takes, gives_bool=True)
+        found[name] = Operator(19, 2, takes="any" if name == "Equal" else "number", gives_bool=True)
     for name, count in (("And", 2), ("Or", 2), ("Xor", 2), ("Not", 1)):
         found[name] = Operator(7, count, takes="bool", gives_bool=True)
     found["IsNaN"] = Operator(20, gives_bool=True)
@@ -233,7 +231,7 @@ def _type_of(step: Step, known: Mapping[str, Operand]) -> Operand:
     operator = step.operator
     values = [known[name] for name in step.names]
     if step.op_type == "Where":
-        if isinstance(step.operands[0], Number) or values[0].dtype != bool:
+        if isinstance(step.operands[0], Number) or values[0].dtype.kind != "b":
             raise ExpressionError("the condition of Where is a bool")
         _check_dtypes(operator, values[1:])
     else:
@@ -259,7 +257,8 @@ def _check_dtypes(operator: Operator, values: Sequence[Operand]) -> None:
     if len(dtypes) != 1:
         raise ExpressionError(f"operands are of one dtype, not {', '.join(sorted(map(str, dtypes))) or 'none'}")
     dtype = dtypes.pop()
-    is_taken = {"any": True, "float": is_float(dtype), "number": dtype != bool, "bool": dtype == bool}[operator.takes]
+    is_bool = dtype.kind == "b"
+    is_taken = {"any": True, "float": is_float(dtype), "number": not is_bool, "bool": is_bool}[operator.takes]
     if not is_taken:
         raise ExpressionError(f"it takes {operator.takes}s, not {dtype}")
 
@@ -310,7 +309,9 @@ def parse(lines: tuple[str, ...]) -> Expression:
 def _parse_step(line: str) -> Step:
     match = _STEP.fullmatch(line)
     if match is None:
-        raise ExpressionError("a step is written t0 = Operator(x0, x1, attribute=value), its target t or y and a number")
+        raise ExpressionError(
+            "a step is written t0 = Operator(x0, x1, attribute=value), its target t or y and a number"
+        )
     target, op_type, inside = match.groups()
     operands: list[str | Number] = []
     attributes: dict[str, Attribute] = {}
@@ -390,14 +391,22 @@ def fused(
         values[step.target] = _computed(xp, step, values, types)
     results = [narrow(values[name], types[name].dtype) for name in made.results]
     into = (*outs, *(None for _ in results[len(outs) :]))
-    return tuple(written(xp, result, out) for result, out in zip(results, into, strict=True))
+    return tuple(_placed(xp, result, out) for result, out in zip(results, into, strict=True))
+
+
+def _placed(xp: ArrayModule, result: Array, out: Array | None) -> Array:
+    """A result where it was asked for, if it fits there."""
+    if out is None or out.shape != result.shape or out.dtype != result.dtype:
+        return result
+    xp.copyto(out, result)
+    return out
 
 
 def _computed(xp: ArrayModule, step: Step, values: Mapping[str, Array], types: Mapping[str, Operand]) -> Array:
     """What a step makes of values in their compute dtypes."""
     dtype = types[step.names[-1]].dtype
     operands = [
-        xp.asarray(operand.of_dtype(dtype)) if isinstance(operand, Number) else values[operand]
+        xp.full((), operand.of_dtype(dtype), compute_dtype(dtype)) if isinstance(operand, Number) else values[operand]
         for operand in step.operands
     ]
     if step.op_type == "Cast":

@@ -110,6 +110,21 @@ class Node:
             for nested in self.nested_graphs():
                 nested.parent = self
 
+    @classmethod
+    def stand_in(
+        cls,
+        op_type: str,
+        operands: Sequence[Value],
+        attributes_: Mapping[str, Any],
+        results: Sequence[Value],
+        **facts: Any,
+    ) -> "Node":
+        """A node for who runs a graph in place of nodes of it: neither operands nor results know of it."""
+        made = cls(op_type, (), attributes_, results=0, **facts)
+        made._operands = list(operands)
+        made.results = tuple(results)
+        return made
+
     @property
     def operands(self) -> tuple[Value | None, ...]:
         """What the node reads; None for an optional operand that is left out."""

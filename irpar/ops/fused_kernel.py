@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from irpar.ir import DOMAIN, Node, Strings, TensorType, Type, Value, dtype_of_numpy, tensor_type
-from irpar.kernels.expression import DTYPES, Expression, Number, Operand, Step, parse
+from irpar.kernels.expression import DTYPES, Expression, ExpressionError, Number, Operand, Step, parse
+from irpar.sharding import IrparError
 
 from .facts import CannotTellError
 from .gradients.writer import GradientWriter
@@ -18,13 +19,23 @@ def expression_of(node: Node) -> Expression:
     """The expression of a node.
 
     Raises:
-        ExpressionError: it cannot be read.
-        CannotTellError: it has none.
+        IrparError: it cannot be read, or there is none.
     """
     lines = node.attributes.get("expression")
     if not isinstance(lines, Strings):
-        raise CannotTellError("expression")
-    return parse(tuple(line if isinstance(line, str) else line.decode() for line in lines))
+        raise _wrong(node, "there is no attribute expression, a list of texts")
+    try:
+        return parse(tuple(line if isinstance(line, str) else line.decode() for line in lines))
+    except ExpressionError as error:
+        raise _wrong(node, str(error)) from error
+
+
+def _wrong(node: Node, what: str) -> IrparError:
+    return IrparError(
+        f"irpar.Fused with an expression that cannot be: {what}",
+        where=f"node {node.label}",
+        do="mend the expression, or let fuse-kernels write it",
+    )
 
 
 def _types(node: Node) -> dict[str, Operand]:
@@ -34,7 +45,10 @@ def _types(node: Node) -> dict[str, Operand]:
         if type_ is None or not type_.is_static:
             raise CannotTellError("a shape")
         operands.append(Operand(type_.static_shape, type_.dtype.numpy))
-    return expression_of(node).types(operands)
+    try:
+        return expression_of(node).types(operands)
+    except ExpressionError as error:
+        raise _wrong(node, str(error)) from error
 
 
 def _infer(node: Node) -> Sequence[Type]:

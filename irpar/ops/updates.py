@@ -122,7 +122,7 @@ def written_out(node: Node, opsets: Mapping[str, int]) -> list[Value]:
     assert known is not None
     assert known.decompose is not None
     writer = GradientWriter(node.graph, opsets, before=node, like=node)
-    writer.phase = node.phase or "optimizer"
+    writer.phase = node.phase or ("optimizer" if node.op_type in _BODIES else "forward")
     return list(known.decompose(node, writer))
 
 

@@ -1,10 +1,10 @@
 """CUDA C++ of an expression: one kernel for elementwise chains, and one for chains around reductions of rows.
 
-Without reductions each thread computes vectors of up to 16 bytes of the results. With them a group of threads has a row
-(what is reduced together), each thread some vectors of it in registers; what a later stage needs of an earlier one stays
-there. Rows that are too long for that are read again in each stage.
+Without reductions each thread computes vectors of up to 16 bytes of the results. With them a group of threads has a
+row (what is reduced together), each thread some vectors of it in registers; what a later stage needs of an earlier one
+stays there. Rows that are too long for that are read again in each stage.
 
-The text holds the expression and how tensors lie: which strides are 0 or 1, the length of vectors, and threads of a row.
+The text holds the expression and how tensors lie: which strides are 0 or 1, the length of vectors, threads of a row.
 Sizes and other strides are arguments, so that few programs are compiled.
 """
 
@@ -18,13 +18,15 @@ import numpy as np
 
 from ..expression import DTYPES, Expression, Number, Operand, Step, parse
 from ..operands import is_float
-from .layouts import Dims, Layout, Shape, Strides, merged
+from .layouts import Dims, Layout, Shape, merged
 
 THREADS = 256
 """Of a block, where rows do not ask for more."""
 MOST_ROW_THREADS = 1024
 REGISTERS = 64
-"""Numbers of a row that a thread holds at most."""
+"""Numbers of a row that a thread holds at most; half of them where a block has all the threads that it can have."""
+MOST_VECTORS = 16
+"""Of a thread: more make long programs."""
 MOST_DIMS = 6
 MOST_PARAMETERS = 120
 
@@ -168,7 +170,7 @@ def _number(value: Any, kind: str) -> str:
     """A number as a literal of a computed C type."""
     if kind not in ("float", "double"):
         return f"(({kind}){int(value)}ll)" if int(value) < 2**63 else f"(({kind}){int(value)}ull)"
-    number = float(value)
+    number = float(np.float32(value)) if kind == "float" else float(value)
     if number != number:
         return f"({kind})not_a_number()"
     if np.isinf(number):
@@ -224,7 +226,7 @@ class _Kernel:
         return str(stride) if stride in (0, 1) else self.argument(name, stride)
 
     def fitting_width(self, inner: Dims, outer: Dims | None) -> int:
-        """The longest vector that divides the innermost dim and fits in 16 bytes of each tensor that differs along it."""
+        """The longest vector that divides the innermost dim and has up to 16 bytes of each tensor along it."""
         if not inner.sizes:
             return 1
         along = [name for place, name in enumerate(self.names) if inner.strides[place][-1] == 1]
@@ -243,16 +245,22 @@ class _Kernel:
         return inner.strides[place][-1] == 1 and is_aligned and all(stride % width == 0 for stride in others)
 
     def coordinates(self, prefix: str, index: str, dims: Dims, unit: int = 1) -> list[str]:
-        """Statements that take an index apart, where some tensor does not lie in its order."""
-        if len(dims.sizes) < 2 or all(map(dims.is_line, range(len(self.names)))):
+        """Statements that take an index apart, as far as some tensor does not lie in its order."""
+        apart = [own for place, own in enumerate(dims.strides) if not dims.is_line(place)]
+        used = [any(own[dim] for own in apart) for dim in range(len(dims.sizes))]
+        if not any(used):
             return []
+        first = used.index(True)
         lines = [f"Index {prefix}_rest = {index}{f' / {unit}' if unit > 1 else ''};"]
-        for dim in range(len(dims.sizes) - 1, 0, -1):
+        for dim in range(len(dims.sizes) - 1, max(first, 1) - 1, -1):
             innermost = dim == len(dims.sizes) - 1
             size = self.argument(f"{prefix}n{dim}", dims.sizes[dim] // (unit if innermost else 1))
             scale = f" * {unit}" if innermost and unit > 1 else ""
-            lines += [f"Index {prefix}{dim} = {prefix}_rest % {size}{scale};", f"{prefix}_rest /= {size};"]
-        return [*lines, f"Index {prefix}0 = {prefix}_rest;"]
+            if used[dim]:
+                lines.append(f"const Index {prefix}{dim} = {prefix}_rest % {size}{scale};")
+            if dim > first:
+                lines.append(f"{prefix}_rest /= {size};")
+        return [*lines, *([f"const Index {prefix}0 = {prefix}_rest;"] if used[0] else [])]
 
     def offset(self, prefix: str, index: str, dims: Dims, place: int) -> str:
         """Where a tensor has the element of an index; empty for no way from its start."""
@@ -454,7 +462,9 @@ def _once(problem: _Problem, chosen: set[str], base: Mapping[str, str]) -> tuple
         kind = _computed(problem.types[name].dtype)
         step = next((step for step in problem.expression.steps if step.target == name), None)
         names[name] = f"u_{name}"
-        text = f"widen(p_{name}[{_sum(base.get(name, ''))}])" if step is None else _step_text(step, problem.types, names)
+        text = (
+            f"widen(p_{name}[{_sum(base.get(name, ''))}])" if step is None else _step_text(step, problem.types, names)
+        )
         lines.append(f"const {kind} u_{name} = {text};")
     return lines, names
 
@@ -494,10 +504,15 @@ class _RowKernel(_Kernel):
         while threads < 256 and threads < vectors and self.rows * threads < self.multiprocessors * 1024:
             threads *= 2
         held = max((len(self._held_after(stage)) for stage in range(self.last_stage)), default=0)
-        while threads < MOST_ROW_THREADS and -(-vectors // threads) * self.width * max(1, held) > REGISTERS:
+        while threads < MOST_ROW_THREADS and not self._is_held(threads, held):
             threads *= 2
-        each = -(-vectors // threads)
-        return threads, each, each * self.width * max(1, held) <= REGISTERS
+        return threads, -(-vectors // threads), self._is_held(threads, held)
+
+    def _is_held(self, threads: int, held: int) -> bool:
+        """Whether the registers of so many threads have room for what is held of a row."""
+        each = -(-self.length // self.width // threads)
+        most = REGISTERS // 2 if threads == MOST_ROW_THREADS else REGISTERS
+        return each <= MOST_VECTORS and each * self.width * max(1, held) <= most
 
     @property
     def last_stage(self) -> int:
@@ -625,9 +640,9 @@ class _RowKernel(_Kernel):
         if not self.holds:
             head = f"for (Index c = (Index)lane * {self.width}; c < end; c += {self.threads * self.width}) {{"
             return [head, *_indented(inside), "}"]
-        head = ["#pragma unroll", f"for (int e = 0; e < {self.vectors}; ++e) {{"]
+        over = ["#pragma unroll", f"for (int e = 0; e < {self.vectors}; ++e) {{"]
         column = f"  const Index c = (Index)(e * {self.threads} + lane) * {self.width};"
-        return [*head, column, "  if (c < end) {", *_indented(_indented(inside)), "  }", "}"]
+        return [*over, column, "  if (c < end) {", *_indented(_indented(inside)), "  }", "}"]
 
     def _kind(self, step: Step) -> str:
         return _computed(self.problem.types[step.target].dtype)

@@ -1,4 +1,4 @@
-"""Where the tensors of a generated kernel lie: one space of indices for all of them, in as few dims as their strides allow.
+"""Where the tensors of a generated kernel lie: one space of indices for all, in as few dims as their strides allow.
 
 x0 [8, 128, 768], x1 [768], y0 [8, 128, 768]     two dims: 1024 of strides 768, 0, 768; and 768 of strides 1, 1, 1
 """
@@ -65,8 +65,7 @@ class Dims:
         """Whether a tensor's elements lie at equal distances, in order of the indices."""
         strides = self.strides[tensor]
         return all(
-            outer == inner * size
-            for outer, inner, size in zip(strides[:-1], strides[1:], self.sizes[1:], strict=True)
+            outer == inner * size for outer, inner, size in zip(strides[:-1], strides[1:], self.sizes[1:], strict=True)
         )
 
 

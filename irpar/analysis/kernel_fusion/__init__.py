@@ -1,5 +1,6 @@
 """Which nodes of a graph one kernel can compute, and the expression that it then computes."""
 
-from .rewriting import fuse
+from .groups import Stretch
+from .rewriting import fuse, stand_ins
 
-__all__ = ["fuse"]
+__all__ = ["Stretch", "fuse", "stand_ins"]

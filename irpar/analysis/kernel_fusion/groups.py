@@ -1,15 +1,20 @@
 """Which nodes of a stretch of compute become one kernel.
 
-A node joins what computes its operands, where shapes allow: all elementwise nodes of one shape, and around reductions of
-rows those of the whole shape and those of a number for each row. No path may leave a group and come back to it.
+A node joins what computes its operands, where shapes allow: all elementwise nodes of one shape, and around reductions
+of rows those of the whole shape and those of a number for each row. No path may leave a group and come back to it.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
 
+from irpar.analysis.engines import writes_out
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 
 from .lowering import Lowered, lowered
+
+Shape = tuple[int, ...]
 
 MOST_OPERANDS = 16
 MOST_RESULTS = 8
@@ -22,38 +27,91 @@ SMALL = 64
 """Elements of tensors that engines with a device compute on the host, where all that they are made of lies there."""
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Nodes between two of communication.
+
+    Attributes:
+        nodes: in order.
+        kept: their results that are read behind them.
+        over: nodes that write their result over a state, and the state: nothing reads it behind them.
+    """
+
+    nodes: Sequence[Node]
+    kept: Set[Value]
+    over: Mapping[Node, Value] = field(default_factory=dict)
+
+    @cached_property
+    def places(self) -> dict[Node, int]:
+        """The place of each node."""
+        return {node: place for place, node in enumerate(self.nodes)}
+
+    @cached_property
+    def before(self) -> dict[Node, tuple[Node, ...]]:
+        """For each node those that it must follow: what it reads comes of them, or they read what it writes over."""
+        found = {node: self._producers(node) for node in self.nodes}
+        for node, state in self.over.items():
+            readers = (reader for reader in self._readers(state) if reader is not node)
+            found[node] = tuple(dict.fromkeys((*found[node], *readers)))
+        return found
+
+    def _producers(self, node: Node) -> tuple[Node, ...]:
+        found = (value.node for value in captured_or_read(node))
+        return tuple(dict.fromkeys(one for one in found if one is not None and one in self.places))
+
+    def _readers(self, state: Value) -> list[Node]:
+        """The nodes that read a value, or what may be a view of it."""
+        seen = {state}
+        found: list[Node] = []
+        for node in self.nodes:
+            if not seen.isdisjoint(captured_or_read(node)):
+                found.append(node)
+                if not writes_out(node):
+                    seen.update(node.results)
+        return found
+
+
 class Group:
     """Nodes that one kernel computes.
 
-    Attributes:
-        members: the nodes, in order of the graph.
+    Args:
+        stretch: in which they are.
+        members: the nodes, as steps.
         space, reduced: over which shape, of which so many dims at the end are reduced.
     """
 
-    def __init__(self, one: Lowered) -> None:
-        self.members: dict[Node, Lowered] = {one.node: one}
-        self.space = one.space
-        self.reduced = one.reduced
+    def __init__(self, stretch: Stretch, members: Mapping[Node, Lowered], space: Shape, reduced: int) -> None:
+        self.stretch = stretch
+        self.members = {node: members[node] for node in sorted(members, key=stretch.places.__getitem__)}
+        self.space = space
+        self.reduced = reduced
 
     @property
-    def row_shape(self) -> tuple[int, ...]:
+    def last(self) -> Node:
+        """The last of them."""
+        return next(reversed(self.members))
+
+    @property
+    def row_shape(self) -> Shape:
         """The shape of a number for each row."""
         return (*self.space[: len(self.space) - self.reduced], *(1 for _ in range(self.reduced)))
 
-    def takes(self, other: "Group") -> bool:
-        """Whether the shapes of both can be computed by one kernel."""
+    def with_other(self, other: "Group") -> "Group | None":
+        """Both in one, where one kernel can compute their shapes and is not too large for it."""
+        first, second = self.members[self.last].node, other.members[other.last].node
+        if (first.phase, first.stage, first.place) != (second.phase, second.stage, second.place):
+            return None
+        members = {**self.members, **other.members}
         if self.space == other.space:
-            return not self.reduced or not other.reduced or self.reduced == other.reduced
-        return bool(self.reduced) and not other.reduced and other.space == self.row_shape
-
-    def join(self, other: "Group", places: Mapping[Node, int]) -> None:
-        """Take over the nodes of another."""
-        both = {**self.members, **other.members}
-        self.members = {node: both[node] for node in sorted(both, key=places.__getitem__)}
-        if self.space == other.space:
-            self.reduced = self.reduced or other.reduced
-        elif other.reduced:
-            self.space, self.reduced = other.space, other.reduced
+            if self.reduced and other.reduced and self.reduced != other.reduced:
+                return None
+            made = Group(self.stretch, members, self.space, self.reduced or other.reduced)
+        else:
+            rows, plain = (self, other) if self.reduced else (other, self)
+            if not rows.reduced or plain.reduced or plain.space != rows.row_shape:
+                return None
+            made = Group(self.stretch, members, rows.space, rows.reduced)
+        return made if made.fits() else None
 
     def operands(self) -> tuple[Value, ...]:
         """What the nodes read from outside, in order of first use."""
@@ -62,66 +120,65 @@ class Group:
 
     def results(self) -> tuple[Value, ...]:
         """What others read of them."""
-        made = (value for node in self.members for value in node.results)
-        return tuple(value for value in made if any(user not in self.members for user in value.users))
+        kept, places = self.stretch.kept, self.stretch.places
+        return tuple(
+            value
+            for one in self.members.values()
+            for value in one.results
+            if value in kept or any(user in places and user not in self.members for user in value.users)
+        )
 
     def fits(self) -> bool:
-        """Whether one kernel is not too large for this."""
+        """Whether one kernel is not too large for this, and writes nothing else beside what it writes over a state."""
+        results = self.results()
+        if len(results) > 1 and any(node in self.stretch.over for node in self.members):
+            return False
         steps = sum(len(one.steps) for one in self.members.values())
-        return len(self.operands()) <= MOST_OPERANDS and len(self.results()) <= MOST_RESULTS and steps <= MOST_STEPS
+        return len(self.operands()) <= MOST_OPERANDS and len(results) <= MOST_RESULTS and steps <= MOST_STEPS
 
 
-def groups_of(nodes: Sequence[Node]) -> list[Group]:
+def groups_of(stretch: Stretch) -> list[Group]:
     """The groups in a stretch of compute, in the order of their last nodes."""
-    return _Grouping(nodes).groups()
+    return _Grouping(stretch).groups()
 
 
 class _Grouping:
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.nodes = nodes
-        self.places = {node: place for place, node in enumerate(nodes)}
-        self.producers = {node: self._producers(node) for node in nodes}
+    def __init__(self, stretch: Stretch) -> None:
+        self.stretch = stretch
         self.group: dict[Node, Group] = {}
-
-    def _producers(self, node: Node) -> tuple[Node, ...]:
-        found = (value.node for value in captured_or_read(node))
-        return tuple(dict.fromkeys(one for one in found if one is not None and one in self.places))
 
     def groups(self) -> list[Group]:
         """See `groups_of`."""
-        on_host = _on_host(self.nodes)
-        for node in self.nodes:
-            one = lowered(node) if node not in on_host else None
+        nodes, places = self.stretch.nodes, self.stretch.places
+        read = {value for node in nodes for value in captured_or_read(node)} | self.stretch.kept
+        on_host = _on_host(nodes)
+        for node in nodes:
+            one = lowered(node, read) if node not in on_host else None
             if one is None or not _is_for_kernel(one):
                 continue
-            own = self.group[node] = Group(one)
+            own = Group(self.stretch, {node: one}, one.space, one.reduced)
             if not own.fits():
-                del self.group[node]
                 continue
-            for producer in reversed(self.producers[node]):
+            self.group[node] = own
+            for producer in reversed(self.stretch.before[node]):
                 self._try_join(producer, node)
         found = dict.fromkeys(self.group.values())
-        worth = [group for group in found if _is_worth_it(group)]
-        return sorted(worth, key=lambda group: self.places[next(reversed(group.members))])
+        return sorted(filter(_is_worth_it, found), key=lambda group: places[group.last])
 
     def _try_join(self, producer: Node, node: Node) -> None:
         first, second = self.group.get(producer), self.group[node]
-        if first is None or first is second or not (first.takes(second) or second.takes(first)):
+        if first is None or first is second:
             return
-        if (producer.phase, producer.stage, producer.place) != (node.phase, node.stage, node.place):
-            return
-        members = {**first.members, **second.members}
-        made = Group(next(iter(first.members.values())))
-        made.members, made.space, made.reduced = dict(first.members), first.space, first.reduced
-        made.join(second, self.places)
-        if made.fits() and self._is_convex(members):
+        made = first.with_other(second)
+        if made is not None and self._is_convex(made.members):
             self.group.update(dict.fromkeys(made.members, made))
 
     def _is_convex(self, members: Mapping[Node, Lowered]) -> bool:
         """Whether no path leaves some nodes and comes back, where other groups are one node each."""
-        least = min(map(self.places.__getitem__, members))
+        places, before = self.stretch.places, self.stretch.before
+        least = min(map(places.__getitem__, members))
         seen: set[Node] = set()
-        waiting = [producer for node in members for producer in self.producers[node] if producer not in members]
+        waiting = [producer for node in members for producer in before[node] if producer not in members]
         while waiting:
             node = waiting.pop()
             if node in seen:
@@ -129,14 +186,12 @@ class _Grouping:
             group = self.group.get(node)
             unit: Iterable[Node] = group.members if group is not None else (node,)
             seen.update(unit)
-            if max(map(self.places.__getitem__, unit)) < least:
+            if max(map(places.__getitem__, unit)) < least:
                 continue
             for inner in unit:
-                for producer in self.producers[inner]:
-                    if producer in members:
-                        return False
-                    if producer not in seen:
-                        waiting.append(producer)
+                if any(producer in members for producer in before[inner]):
+                    return False
+                waiting += before[inner]
         return True
 
 
@@ -152,7 +207,7 @@ def _is_for_kernel(one: Lowered) -> bool:
 
 
 def _is_worth_it(group: Group) -> bool:
-    """Whether a kernel of the group is better than its nodes: several of them, or one of floats, whose kernel is ours."""
+    """Whether a kernel of the group is better than its nodes: several of them, or one of floats."""
     if len(group.members) > 1:
         return True
     (one,) = group.members.values()

@@ -3,9 +3,8 @@
 y = Softmax(x) {axis=-1}      Exp(Sub(x, ReduceMax(x))), divided by its ReduceSum
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -51,15 +50,17 @@ class Lowered:
 
     Attributes:
         node: it.
+        wanted: the results that something reads.
         steps: in order.
-        results: the step of each result; None for one that nothing reads.
+        results: the step of each of these.
         space: the shape over which the node computes.
         reduced: how many dims at the end of it are reduced.
     """
 
     node: Node
+    wanted: frozenset[Value]
     steps: list[DraftStep] = field(default_factory=list)
-    results: list[Ref | None] = field(default_factory=list)
+    results: dict[Value, Ref] = field(default_factory=dict)
     space: tuple[int, ...] = ()
     reduced: int = 0
 
@@ -91,38 +92,36 @@ Lower = Callable[[Node, Lowered], Sequence[Given | None]]
 """Writes a node's steps; gives what stands for each result."""
 
 
-def lowered(node: Node) -> Lowered | None:
-    """A node as steps; None where it has none: an operator, a dtype, a shape or an attribute that is not covered."""
+def lowered(node: Node, read: Set[Value]) -> Lowered | None:
+    """A node as steps; None where it has none: an operator, a dtype, a shape or an attribute that is not covered.
+
+    Args:
+        node: it.
+        read: the values that something reads.
+    """
     lower = _LOWER.get(node.identity)
     if lower is None or node.callee is not None or not has_kernel(node.domain, node.op_type, node.version):
         return None
-    if not all(map(_is_covered, (*node.inputs, *node.results))):
+    wanted = [value for value in node.results if value in read]
+    if not wanted or not all(map(_is_covered, (*node.inputs, *wanted))):
         return None
-    made = Lowered(node, space=_space(node))
+    made = Lowered(node, frozenset(wanted), space=max((value.shape for value in wanted), key=len))
     try:
         found = lower(node, made)
     except CannotTellError:
         return None
-    results = [given if value.has_uses else None for given, value in zip(found, node.results, strict=False)]
-    if len(results) != len(node.results) or any(isinstance(given, Value | Number) for given in results):
-        return None
-    if any(given is None and value.has_uses for given, value in zip(results, node.results, strict=True)):
-        return None
-    made.results = results  # type: ignore[assignment]
-    return made if any(results) else None
+    made.results = {
+        value: given
+        for value, given in zip(node.results, found, strict=False)
+        if value in read and isinstance(given, Ref)
+    }
+    return made if len(made.results) == len(wanted) else None
 
 
 def _is_covered(value: Value) -> bool:
     type_ = tensor_type(value.type)
-    if type_ is None or not type_.is_static or type_.dtype.text not in DTYPES:
-        return not value.has_uses
-    return 0 not in type_.static_shape
-
-
-def _space(node: Node) -> tuple[int, ...]:
-    types = [tensor_type(value.type) for value in node.results if value.has_uses]
-    shapes = [type_.static_shape for type_ in types if type_ is not None]
-    return max(shapes, key=lambda shape: (len(shape), int(np.prod(shape, dtype=object))), default=())
+    is_known = type_ is not None and type_.is_static and type_.dtype.text in DTYPES
+    return is_known and 0 not in value.shape
 
 
 # -- elementwise ------------------------------------------------------------------------------------------------------
@@ -315,7 +314,7 @@ def _standardized(
     if bias is not None:
         y = made.step("Add", y, made.cast(bias, bias.dtype, dtype))
     statistics = [
-        made.cast(given, dtype, value.dtype) if value.has_uses else None
+        made.cast(given, dtype, value.dtype) if value in made.wanted else None
         for given, value in zip((mean, inverse), node.results[1:3], strict=False)
     ]
     return [y, *statistics]
@@ -341,7 +340,7 @@ def _rms_norm(node: Node, made: Lowered) -> Sequence[Given | None]:
     _fitting(made, scale)
     y, inverse = _scaled_to_root_mean(node, made, x, x.dtype, scale)
     found: list[Given | None] = [y]
-    if len(node.results) > 1 and node.results[1].has_uses:
+    if len(node.results) > 1 and node.results[1] in made.wanted:
         found.append(made.cast(inverse, x.dtype, node.results[1].dtype))
     return [*found, *(None for _ in node.results[len(found) :])]
 
@@ -356,7 +355,7 @@ def _skip_norm(node: Node, made: Lowered) -> Sequence[Given | None]:
     total = made.step("Add", x, skip)
     if bias is not None:
         total = made.step("Add", total, bias)
-    if any(value.has_uses for value in node.results[1:3]):
+    if not made.wanted.isdisjoint(node.results[1:3]):
         raise CannotTellError("statistics")
     if is_plain:
         (y, *_) = _standardized(node, made, total, x.dtype, scale, shift)
@@ -368,7 +367,8 @@ def _skip_norm(node: Node, made: Lowered) -> Sequence[Given | None]:
 _PLAIN = (
     "Abs Acos Acosh Add And Asin Asinh Atan Atanh Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater "
     "GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Mish Mod Mul Neg Not Or PRelu "
-    "Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Swish Tan Tanh ThresholdedRelu Xor"
+    "Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Swish Tan Tanh "
+    "ThresholdedRelu Xor"
 )
 _LOWER: Mapping[tuple[str, str], Lower] = {
     **{("", name): _plain for name in _PLAIN.split()},
@@ -392,4 +392,3 @@ _LOWER: Mapping[tuple[str, str], Lower] = {
     ("com.microsoft", "SkipLayerNormalization"): _skip_norm,
     ("com.microsoft", "SkipSimplifiedLayerNormalization"): _skip_norm,
 }
-

@@ -3,12 +3,14 @@
 from heapq import heapify, heappop, heappush
 
 from irpar.analysis.segments import is_segment, stretches
-from irpar.ir import DOMAIN, Graph, Node, Strings, Value, captured_or_read, inherit
+from irpar.ir import DOMAIN, Graph, Node, Strings, Value, inherit
 from irpar.ir.module import IRPAR_OPSET
 from irpar.kernels.expression import Expression, Number, Step
 
-from .groups import Group, groups_of
+from .groups import Group, Stretch, groups_of
 from .lowering import Given, Ref
+
+Unit = Group | Node
 
 
 def fuse(graph: Graph) -> int:
@@ -19,40 +21,49 @@ def fuse(graph: Graph) -> int:
     """
     order: list[Node] = []
     count = 0
-    for stretch in stretches(graph):
-        groups = groups_of(stretch) if is_segment(stretch) else []
-        if not groups:
-            order += stretch
-            continue
-        count += sum(len(group.members) for group in groups)
-        units = _ordered(stretch, groups)
-        order += [_fused(unit, graph) if isinstance(unit, Group) else unit for unit in units]
+    for nodes in stretches(graph):
+        units = _units(_stretch_of(nodes)) if is_segment(nodes) else nodes
+        for unit in units:
+            if isinstance(unit, Group):
+                count += len(unit.members)
+                order.append(_replaced(unit, graph))
+            else:
+                order.append(unit)
     if count:
         graph.reorder(order)
     return count
 
 
-def _ordered(nodes: list[Node], groups: list[Group]) -> list[Group | Node]:
-    """Groups and other nodes so that each follows what it reads, else in the order of their last nodes."""
-    places = {node: place for place, node in enumerate(nodes)}
-    unit_of: dict[Node, Group | Node] = {node: node for node in nodes}
-    for group in groups:
+def _stretch_of(nodes: list[Node]) -> Stretch:
+    inside = set(nodes)
+    made = (value for node in nodes for value in node.results)
+    return Stretch(nodes, {value for value in made if any(user not in inside for user in value.users)})
+
+
+def stand_ins(stretch: Stretch) -> list[Node]:
+    """The nodes of a stretch for who runs them: one for each group in place of its nodes, which stay in their graph."""
+    return [_stand_in(unit) if isinstance(unit, Group) else unit for unit in _units(stretch)]
+
+
+def _units(stretch: Stretch) -> list[Unit]:
+    """Groups and other nodes so that each follows what it must, else in the order of their last nodes."""
+    unit_of: dict[Node, Unit] = {node: node for node in stretch.nodes}
+    for group in groups_of(stretch):
         unit_of.update(dict.fromkeys(group.members, group))
-    ranks: dict[Group | Node, int] = {}
-    followers: dict[Group | Node, dict[Group | Node, None]] = {unit: {} for unit in unit_of.values()}
-    waits: dict[Group | Node, int] = dict.fromkeys(followers, 0)
-    for node in nodes:
+    ranks: dict[Unit, int] = {}
+    followers: dict[Unit, dict[Unit, None]] = {unit: {} for unit in unit_of.values()}
+    waits: dict[Unit, int] = dict.fromkeys(followers, 0)
+    for node in stretch.nodes:
         unit = unit_of[node]
-        ranks[unit] = places[node]
-        for value in captured_or_read(node):
-            before = unit_of.get(value.node) if value.node is not None else None
-            if before is not None and before is not unit and unit not in followers[before]:
+        ranks[unit] = stretch.places[node]
+        for before in map(unit_of.__getitem__, stretch.before[node]):
+            if before is not unit and unit not in followers[before]:
                 followers[before][unit] = None
                 waits[unit] += 1
     by_rank = {rank: unit for unit, rank in ranks.items()}
     ready = [ranks[unit] for unit, count in waits.items() if not count]
     heapify(ready)
-    found: list[Group | Node] = []
+    found: list[Unit] = []
     while ready:
         unit = by_rank[heappop(ready)]
         found.append(unit)
@@ -64,16 +75,29 @@ def _ordered(nodes: list[Node], groups: list[Group]) -> list[Group | Node]:
     return found
 
 
-def _fused(group: Group, graph: Graph) -> Node:
-    """The node of a group, whose nodes are gone."""
+def _replaced(group: Group, graph: Graph) -> Node:
+    """The node of a group, in the graph in place of its nodes."""
     operands, results = group.operands(), group.results()
-    expression = _expression(group, operands, results)
-    last = next(reversed(group.members))
+    attributes = {"expression": Strings(_expression(group, operands, results).lines)}
+    origin = _origin(group)
     for node in reversed(group.members):
         node.erase_forced()
-    made = Node("Fused", operands, {"expression": Strings(expression.lines)}, domain=DOMAIN, version=IRPAR_OPSET, results=results)
-    inherit(made, last)
+    made = Node("Fused", operands, attributes, domain=DOMAIN, version=IRPAR_OPSET, results=results)
+    inherit(made, origin)
     return graph.append(made)
+
+
+def _stand_in(group: Group) -> Node:
+    operands, results = group.operands(), group.results()
+    attributes = {"expression": Strings(_expression(group, operands, results).lines)}
+    made = Node.stand_in("Fused", operands, attributes, results, domain=DOMAIN, version=IRPAR_OPSET)
+    inherit(made, _origin(group))
+    return made
+
+
+def _origin(group: Group) -> Node:
+    """The node of a group that errors name: the last one that the imported model has."""
+    return next((node for node in reversed(group.members) if node.source), group.last)
 
 
 def _expression(group: Group, operands: tuple[Value, ...], results: tuple[Value, ...]) -> Expression:
@@ -82,21 +106,19 @@ def _expression(group: Group, operands: tuple[Value, ...], results: tuple[Value,
     chosen = {value: f"y{place}" for place, value in enumerate(results)}
     steps: list[Step] = []
     for one in group.members.values():
-        targets: dict[int, str] = {}
-        for value, ref in zip(one.node.results, one.results, strict=True):
-            if ref is not None and value in chosen:
-                targets[ref.place] = chosen[value]
-
-        def name(given: Given, targets: dict[int, str] = targets) -> str | Number:
-            if isinstance(given, Number):
-                return given
-            return targets[given.place] if isinstance(given, Ref) else names[given]
-
+        own: list[str] = [""] * len(one.steps)
+        for value, ref in one.results.items():
+            own[ref.place] = chosen.get(value, "")
         for place, draft in enumerate(one.steps):
-            read = tuple(map(name, draft.operands))
-            targets.setdefault(place, f"t{len(steps)}")
-            steps.append(Step(targets[place], draft.op_type, read, draft.attributes))
-        for value, ref in zip(one.node.results, one.results, strict=True):
-            if ref is not None:
-                names[value] = targets[ref.place]
+            own[place] = own[place] or f"t{len(steps)}"
+            steps.append(Step(own[place], draft.op_type, _named(draft.operands, own, names), draft.attributes))
+        names.update((value, own[ref.place]) for value, ref in one.results.items())
     return Expression(tuple(steps))
+
+
+def _named(given: tuple[Given, ...], own: list[str], names: dict[Value, str]) -> tuple[str | Number, ...]:
+    """Operands of a step by their names."""
+    return tuple(
+        operand if isinstance(operand, Number) else own[operand.place] if isinstance(operand, Ref) else names[operand]
+        for operand in given
+    )

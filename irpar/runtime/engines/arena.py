@@ -30,11 +30,13 @@ class ArenaLayout:
     """Where the results of a segment lie that have a place in the arena.
 
     Attributes:
+        nodes: those that write results which have one.
         slots: by result.
         scratch: where what a kernel needs beside its results lies, by node: offset and bytes.
         nbytes: what the arena must hold at least.
     """
 
+    nodes: tuple[Node, ...]
     slots: Mapping[Value, Slot]
     scratch: Mapping[Node, tuple[int, int]]
     nbytes: int
@@ -77,8 +79,7 @@ class Arena:
         """The arrays that the nodes of a segment write to."""
         found = self._buffers.get(layout)
         if found is None:
-            nodes = dict.fromkeys(value.node for value in layout.slots if value.node is not None)
-            into = {node: self._into(node, layout.slots) for node in nodes}
+            into = {node: self._into(node, layout.slots) for node in layout.nodes}
             scratch = {node: self.memory[start : start + size] for node, (start, size) in layout.scratch.items()}
             found = self._buffers[layout] = Buffers(into, scratch)
         return found
@@ -134,7 +135,8 @@ def arena_layout(
         if isinstance(one.key, Value)
     }
     scratch = {one.key: (found.offsets[one.key], one.nbytes) for one in held if isinstance(one.key, Node)}
-    return ArenaLayout(slots, scratch, nbytes)
+    nodes = tuple(node for node in segment.nodes if not slots.keys().isdisjoint(node.results))
+    return ArenaLayout(nodes, slots, scratch, nbytes)
 
 
 def places_of(segment: Segment) -> dict[Node, int]:

@@ -20,6 +20,7 @@ from .bodies import Body, Scope, reads_of
 from .cuda import free_bytes, import_cupy
 from .cuda_graphs.runner import Captured, Program, Runner
 from .device_arrays import DEVICE_DTYPES, HOST_ELEMENTS, DeviceArrays, HostDeviceCopy, Notes, out_of_memory
+from .fused_segments import fused
 from .lanes import Lanes
 from .single_nodes import on_ort
 
@@ -62,9 +63,10 @@ class EdgeArrays(Arrays):
 
 
 class CupySegment:
-    """A segment of one part, compiled to instructions on each device that a rank of the part has."""
+    """A segment of one part, fused and compiled to instructions on each device that a rank of the part has."""
 
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
+        segment = fused(segment)
         self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES, beside=True)
         self._engine = engine
         self._segment = segment

@@ -39,7 +39,7 @@ def compiled(launches: Sequence[Launch], folder: Path) -> Any:
         )
     source, library = folder / "kernels.cpp", folder / "kernels.so"
     source.write_text("\n".join(parts))
-    command = [COMPILER, "-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
+    command = [COMPILER, "-std=c++17", "-O0", "-w", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"]
     subprocess.run([*command, "-o", str(library), str(source)], check=True)
     return ctypes.CDLL(str(library))
 

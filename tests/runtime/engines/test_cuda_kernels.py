@@ -10,6 +10,7 @@ from irpar.kernels import Kept, cuda
 from irpar.kernels.cuda import registry
 from irpar.kernels.faults import FAULTS
 from irpar.kernels.registry import Array, HostArray
+from irpar.runtime.engines import cupy as engine
 from irpar.runtime.engines import device_arrays
 from irpar.runtime.errors import RunError
 from irpar.runtime.executor import Executor
@@ -30,8 +31,9 @@ TEXT = """
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A stand-in that compiles, and no CUDA kernels but those of a test."""
+    """A stand-in that compiles, and no CUDA kernels but those of a test, of the nodes as they are."""
     cuda.supported()
+    monkeypatch.setattr(engine, "fused", lambda segment: segment)
     monkeypatch.setattr(registry._TABLE, "entries", {})
     monkeypatch.setattr(STRICT, "RawModule", object, raising=False)
     monkeypatch.setattr(device_arrays.cuda, "Gpus", lambda module: lambda: GPU)

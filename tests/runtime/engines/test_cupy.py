@@ -138,8 +138,8 @@ def test_a_kernel_that_the_device_refuses_runs_on_the_host(monkeypatch: pytest.M
     x = np.linspace(-1, 1, 100, dtype=np.float32)
     results, notes = run_text(text, {"x": x})
     np.testing.assert_allclose(results["y"], np.exp(np.tanh(x)), rtol=1e-6)
-    assert notes == ("Tanh runs on the host: no such kernel (node /tanh)",)
-    with pytest.raises(RunError, match="cannot run Tanh on the device: no such kernel"):
+    assert notes == ("irpar.Fused runs on the host: Tanh: no such kernel (node /tanh)",)
+    with pytest.raises(RunError, match=r"cannot run irpar.Fused on the device: Tanh: no such kernel"):
         run_text(text, {"x": x}, strict=True)
 
 
@@ -237,12 +237,14 @@ def test_memory_that_lacks_is_told_with_the_node(monkeypatch: pytest.MonkeyPatch
     """
     x = {"x": np.zeros(100, np.float32)}
 
-    def fail(_: object, out: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise DeviceMemoryError("Out of memory allocating 400 bytes (allocated so far: 0 bytes).")
 
     with monkeypatch.context() as patch:
         patch.setattr(STRICT, "exp", fail)
-        with pytest.raises(RunError, match="Exp failed on the device: out of memory allocating 400 bytes") as raised:
+        with pytest.raises(
+            RunError, match=r"irpar.Fused failed on the device: out of memory allocating 400 bytes"
+        ) as raised:
             run_text(text, x)
         assert raised.value.where == "node /exp"
         assert "smaller batch" in (raised.value.do or "")
@@ -360,12 +362,18 @@ def test_state_is_replaced_on_the_device(stays: bool, options: dict[str, str]) -
     assert facts is not None
     with strict_device(), Executor(partition.module, mesh, engine="cupy", group=group) as executor:
         trainer = Trainer(executor, facts)
-        assert [trainer.step(batch(number)) for number in range(3)] == losses[:3]
+        # Between the nodes of a kernel float16 is not rounded.
+        near = [pytest.approx(loss, rel=1e-3) for loss in losses] if options else losses
+        assert [trainer.step(batch(number)) for number in range(3)] == near[:3]
         before = dict(executor._held.blocks(1, 0))
-        assert trainer.step(batch(3)) == losses[3]
+        assert trainer.step(batch(3)) == near[3]
         after = executor._held.blocks(1, 0)
         over = {value.source_name for value in written_over(executor.parts[0].graph).values()}
         assert {"w.m", "w.v"} <= over
         for name in over if stays else ():
             assert np.shares_memory(after[name]._array, before[name]._array), name
-        same(trainer.read_all(), expected)
+        found = trainer.read_all()
+        if not options:
+            same(found, expected)
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-2, atol=1e-3, err_msg=name)

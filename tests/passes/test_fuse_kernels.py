@@ -1,0 +1,211 @@
+"""fuse-kernels: what one kernel computes, in text and in numbers."""
+
+import textwrap
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import irpar
+from irpar import models
+from irpar.ir.text.files import parse_module
+from irpar.onnx_io import to_module, to_proto
+from irpar.pass_manager import PassManager
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
+from irpar.verification.inputs import random_inputs
+
+FAMILIES = ("gpt", "llama", "bert", "resnet", "vit", "moe", "t5", "unet", "dlrm")
+
+
+def graph(*lines: str, takes: str = "%x: f32[64, 8], %b: f32[8]", gives: str = "%y") -> str:
+    return "\n".join((f"graph @g({takes}) -> ({gives}) opset 21 {{", *(f"  {line}" for line in lines), "}", ""))
+
+
+def fused(results: str, operands: str, *steps: str, types: str = "f32[64, 8]") -> str:
+    listed = ", ".join(f'"{step}"' for step in steps)
+    return f"{results} = irpar.Fused({operands}) {{expression=[{listed}]}} : {types}"
+
+
+def test_chains_with_broadcasts_are_one_node(check_golden: Any) -> None:
+    check_golden(
+        "fuse-kernels,dce",
+        graph(
+            "%half = constant : f32[] 0.5",
+            "%a = Add(%x, %b) : f32[64, 8]",
+            "%c = Mul(%a, %half) : f32[64, 8]",
+            "%y = Tanh(%c) : f32[64, 8]",
+        ),
+        graph(fused("%y", "%x, %b", "t0 = Add(x0, x1)", "t1 = Mul(t0, 0.5)", "y0 = Tanh(t1)")),
+    )
+
+
+def test_what_is_read_elsewhere_is_a_result(check_golden: Any) -> None:
+    check_golden(
+        "fuse-kernels",
+        graph(
+            "%a = Add(%x, %b) : f32[64, 8]",
+            "%p = MatMul(%a, %w) : f32[64, 8]",
+            "%e = Exp(%a) : f32[64, 8]",
+            "%y = Mul(%p, %e) : f32[64, 8]",
+            takes="%x: f32[64, 8], %b: f32[8], %w: f32[8, 8]",
+        ),
+        graph(
+            # Mul reads what the product makes of the sum: with it the kernel would come before and after the product.
+            fused("%a, %e", "%x, %b", "y0 = Add(x0, x1)", "y1 = Exp(y0)", types="f32[64, 8], f32[64, 8]"),
+            "%p = MatMul(%a, %w) : f32[64, 8]",
+            fused("%y", "%p, %e", "y0 = Mul(x0, x1)"),
+            takes="%x: f32[64, 8], %b: f32[8], %w: f32[8, 8]",
+        ),
+    )
+
+
+def test_a_softmax_takes_its_scale_and_its_mask(check_golden: Any) -> None:
+    check_golden(
+        "fuse-kernels,dce",
+        graph(
+            "%scale = constant : f32[] 0.125",
+            "%a = Mul(%x, %scale) : f32[64, 8]",
+            "%c = Add(%a, %b) : f32[64, 8]",
+            "%y = Softmax(%c) {axis=-1} : f32[64, 8]",
+        ),
+        graph(
+            fused(
+                "%y",
+                "%x, %b",
+                "t0 = Mul(x0, 0.125)",
+                "t1 = Add(t0, x1)",
+                "t2 = ReduceMax(t1, axes=[-1])",
+                "t3 = Sub(t1, t2)",
+                "t4 = Exp(t3)",
+                "t5 = ReduceSum(t4, axes=[-1])",
+                "y0 = Div(t4, t5)",
+            )
+        ),
+    )
+
+
+def test_reductions_without_their_dims_are_results(check_golden: Any) -> None:
+    check_golden(
+        "fuse-kernels",
+        graph(
+            "%axes = constant : i64[1] [1]",
+            "%a = Abs(%x) : f32[64, 8]",
+            "%y = ReduceSum(%a, %axes) {keepdims=0} : f32[64]",
+            takes="%x: f32[64, 8]",
+        ),
+        graph(
+            "%axes = constant : i64[1] [1]",
+            fused(
+                "%y",
+                "%x",
+                "t0 = Abs(x0)",
+                "t1 = ReduceSum(t0, axes=[-1])",
+                "y0 = Squeeze(t1, axes=[-1])",
+                types="f32[64]",
+            ),
+            takes="%x: f32[64, 8]",
+        ),
+    )
+
+
+ALONE = [
+    graph("%y = MatMul(%x, %b) : f32[64]"),  # no operator of expressions
+    graph("%y = Add(%x, %b) : i64[64, 8]", takes="%x: i64[64, 8], %b: i64[8]"),  # integers, alone
+    graph("%y = Softmax(%x) {axis=0} : f32[64, 8]"),  # not the last dim
+    graph("%y = Exp(%x) : f32[n, 8]", takes="%x: f32[n, 8]"),  # a size that nobody knows
+    graph("%y = Exp(%x) : f32[0, 8]", takes="%x: f32[0, 8]"),  # no elements
+    graph("%s = Shape(%x) : i64[2]", "%c = Cast(%s) {to=1} : f32[2]", "%y = Sqrt(%c) : f32[2]"),  # for the host
+]
+
+
+@pytest.mark.parametrize("text", ALONE)
+def test_what_stays(check_golden: Any, text: str) -> None:
+    check_golden("fuse-kernels", text, text)
+
+
+def test_nothing_moves_over_communication(rewritten: Any) -> None:
+    text = rewritten(
+        "fuse-kernels",
+        """
+        mesh @m = ["tp"=2]
+        graph local @g(%x: f32[100] of [100]) -> (%y) opset 21 ranks [0, 1] {
+          %a = Neg(%x) : f32[100] of [100]
+          %s = irpar.AllReduce(%a) {axes=["tp"], reduce="sum", id=0} : f32[100] of [100]
+          %b = Exp(%a) : f32[100] of [100]
+          %y = Add(%s, %b) : f32[100] of [100]
+        }
+        """,
+    )
+    assert text.index("Neg(x0)") < text.index("AllReduce") < text.index("Exp(x0)")
+    assert text.count("irpar.Fused") == 2
+
+
+def test_phases_stay_apart(rewritten: Any) -> None:
+    text = rewritten(
+        "fuse-kernels",
+        graph(
+            "%a = Exp(%x) {| phase=forward} : f32[64, 8]",
+            "%y = Neg(%a) {| phase=backward} : f32[64, 8]",
+        ),
+    )
+    assert text.count("irpar.Fused") == 2
+
+
+def test_models_are_written_with_their_operators() -> None:
+    module = parse_module(
+        graph(
+            "%n = LayerNormalization(%x, %b) {axis=-1, epsilon=0.001} : f32[64, 8]",
+            '%g = Gelu(%n) {approximate="tanh"} : f32[64, 8]',
+            "%y = Softmax(%g) {axis=-1} : f32[64, 8]",
+        )
+    )
+    inputs = {"x": np.random.default_rng(0).normal(size=(64, 8)).astype("f4"), "b": np.arange(8, dtype="f4")}
+    expected = irpar.partition(parse_module(str(module)), "x=1").run(inputs, engine="numpy")["y"]
+    PassManager.parse("fuse-kernels").run(module)
+    assert [node.op_type for node in module.graph] == ["Fused"]
+    model = to_proto(module)
+    onnx.checker.check_model(model, full_check=True)
+    assert "Fused" not in {node.op_type for node in model.graph.node}
+    found = irpar.partition(to_module(model), "x=1").run(inputs, engine="numpy")["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_wrong_expression_is_told_with_its_step() -> None:
+    text = graph('%y = irpar.Fused(%x) {expression=["y0 = Foo(x0)"]} : f32[64, 8]', takes="%x: f32[64, 8]")
+    with pytest.raises(irpar.IrparError) as raised:
+        PassManager.parse("infer-types").run(parse_module(textwrap.dedent(text)))
+    assert "there is no operator Foo" in str(raised.value)
+
+
+def _check_family(family: str, settings: dict[str, Any], tolerance: float) -> None:
+    loaded = to_module(models.build(family, **settings))
+    inputs = None
+    results = []
+    for pipeline in (DEFAULT_PIPELINE, f"{DEFAULT_PIPELINE},fuse-kernels"):
+        partition = irpar.partition(to_module(models.build(family, **settings)), "x=1", pipeline=pipeline)
+        with partition.executor("numpy") as executor:
+            inputs = random_inputs(executor.inputs, loaded.graph) if inputs is None else inputs
+            results.append(executor.run(inputs))
+    assert partition.module is not None
+    assert any(node.op_type == "Fused" for node in partition.module.graph)
+    plain, made = results
+    for name, array in plain.items():
+        scale = np.abs(array.astype(np.float64)).max() + 1e-6
+        np.testing.assert_allclose(made[name], array, rtol=tolerance, atol=tolerance * scale, err_msg=name)
+
+
+def test_models_compute_the_same() -> None:
+    _check_family("gpt", {}, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES[1:])
+def test_families_compute_the_same(family: str) -> None:
+    _check_family(family, {}, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt", "llama"])
+def test_families_of_float16_stay_near(family: str) -> None:
+    _check_family(family, {"dtype": "float16"}, 2e-2)
