@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "grad": "Write the gradients of a model as one more ONNX model, which stock ONNX Runtime runs.",
     "train": "Make a training step of a model, shard it over a mesh and write a program for each device.",
     "checkpoint": "Show a checkpoint, bring it onto another mesh, or write its weights back into the ONNX model.",
+    "warm": "Compile ahead the kernels that a partition needs on this machine's GPU, so that no run waits for them.",
     "calibrate": "Measure matmuls, memory, disk and collectives on this machine, for --network FILE. Takes about 10 "
     "seconds.",
     "demo": "Partition a GPT-like model over 4 ranks, run it, and verify it. The exit code is 1 where it differs.",

@@ -62,6 +62,10 @@ class ProgressReport:
         """Steps of training are made."""
         self._tell("steps", "training", done, total, amount)
 
+    def segments(self, done: int, total: int) -> None:
+        """Segments have run; for `irpar.runtime.warm`."""
+        self._tell("segments", "compiling", done, total, f"{done} of {total} segments")
+
     def _tell(self, task: str, what: str, done: int, total: int, amount: str) -> None:
         if not self._is_shown:
             return
