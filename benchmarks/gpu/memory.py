@@ -162,14 +162,18 @@ def _on_device(program: Program, partition: irpar.Partition, context: Context) -
         """Counts what pools give out to this thread, in which the only rank computes."""
 
         name = "irpar-memory-check"
-        held = most = 0
+
+        def __init__(self) -> None:
+            self.blocks: dict[int, int] = {}  # Of earlier programs none: such may be freed in here.
+            self.held = self.most = 0
 
         def malloc_postprocess(self, **told: int) -> None:
+            self.blocks[told["mem_ptr"]] = told["mem_size"]
             self.held += told["mem_size"]
             self.most = max(self.most, self.held)
 
         def free_postprocess(self, **told: int) -> None:
-            self.held -= told["mem_size"]
+            self.held -= self.blocks.pop(told["mem_ptr"], 0)
 
     gc.collect()
     pool = cupy.get_default_memory_pool()

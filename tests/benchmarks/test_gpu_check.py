@@ -216,10 +216,15 @@ def test_pools_are_watched(context: Context, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "cupy", cupy)
 
     def runs(partition: Any, executor: Any) -> Iterator[None]:
-        for told in (("malloc", 4096), ("free", 3072)), (("malloc", 512), ("free", 1024), ("malloc", 512)):
+        told = {"malloc": hooks[0].malloc_postprocess, "free": hooks[0].free_postprocess}
+        first, second = (
+            (("malloc", 1, 3072), ("malloc", 2, 1024), ("free", 1, 3072)),
+            (("free", 9, 512), ("malloc", 1, 512)),
+        )
+        for blocks in (first, (*second, ("free", 2, 1024), ("malloc", 3, 512))):
             monkeypatch.setattr(cublas_lt, "workspace_bytes", lambda: 256)
-            for what, size in told:
-                getattr(hooks[0], f"{what}_postprocess")(device_id=0, mem_size=size, mem_ptr=1, pmem_id=1)
+            for what, place, size in blocks:
+                told[what](device_id=0, mem_size=size, mem_ptr=place, pmem_id=1)
             yield
 
     mlp = next(one for one in memory.programs() if one.name == "mlp, inference")
