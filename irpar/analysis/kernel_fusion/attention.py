@@ -16,9 +16,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from irpar.ir import DType, Graph, Node, TensorType, Value, captured_or_read, inherit, tensor_type
-from irpar.ops.facts import int_attribute, ints_attribute
+from irpar.ir import DType, Node, TensorType, Value, captured_or_read, tensor_type
+from irpar.ops.facts import CannotTellError, int_attribute, ints_attribute
 
+VERSION = 23
+"""The first version of the operator set that has Attention."""
 LOW = -1e4
 """What is added to the score of a key that is not to be seen; its weight is zero then, rounded."""
 KEYS_BY_PLACES = (0, 1, 3, 2)
@@ -100,19 +102,23 @@ class Attention:
         return (self.q.value, self.k.value, self.v.value, *masks)
 
 
-def attentions(nodes: Sequence[Node], kept: Set[Value]) -> tuple[list[Attention], set[Node]]:
+def attentions(nodes: Sequence[Node], kept: Set[Value], version: int = 0) -> tuple[list[Attention], set[Node]]:
     """The attentions among nodes, and which nodes nothing reads behind them any more, as a mask of several.
 
     Args:
         nodes: in order.
         kept: their results that are read behind them.
+        version: the least one of the operator set that nodes follow.
     """
     inside = {node: place for place, node in enumerate(nodes)}
     found: list[Attention] = []
     taken: set[Node] = set()
     for node in nodes:
-        if node.identity == ("", "Softmax"):
-            made = _Finder(inside, kept, node).found()
+        if node.identity == ("", "Softmax") and node.version >= version:
+            try:
+                made = _Finder(inside, kept, node).found()
+            except CannotTellError:
+                continue
             if made is not None and taken.isdisjoint(made.members):
                 found.append(made)
                 taken.update(made.members)
@@ -599,8 +605,6 @@ def _is_causal_numbers(value: Value) -> bool:
 
 Make = Callable[..., Node]
 """`make(op_type, operands, attributes, results=..., version=...)`: a node of ONNX's."""
-VERSION = 23
-"""The first version of the operator set that has Attention."""
 
 
 def written(attention: Attention, make: Make) -> list[Node]:
@@ -657,26 +661,3 @@ def _joined(masks: list[Value], op: Callable[..., Value]) -> Value:
         shape = tuple(np.broadcast_shapes(whole.shape, mask.shape))
         whole = op("And" if whole.dtype is DType.BOOL else "Add", [whole, mask], TensorType(whole.dtype, shape))
     return whole
-
-
-def fuse_attention(graph: Graph) -> int:
-    """Let nodes Attention take the place of what they compute; returns how many there are."""
-    nodes = list(graph)
-    found, unread = attentions(nodes, set())
-    in_place = {attention.last: attention for attention in found}
-    gone = unread.union(*(attention.members for attention in found))
-    for node in reversed(nodes):
-        if node in gone:
-            node.erase_forced()
-    order: list[Node] = []
-    for node in nodes:
-        if node in in_place:
-            made = written(in_place[node], Node)
-            for one in made:
-                inherit(one, node)
-                graph.append(one)
-            order.extend(made)
-        elif node not in gone:
-            order.append(node)
-    graph.reorder(order)
-    return len(found)

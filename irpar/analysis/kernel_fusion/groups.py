@@ -35,11 +35,13 @@ class Stretch:
         nodes: in order.
         kept: their results that are read behind them.
         over: nodes that write their result over a state, and the state: nothing reads it behind them.
+        taken: nodes that join no group.
     """
 
     nodes: Sequence[Node]
     kept: Set[Value]
     over: Mapping[Node, Value] = field(default_factory=dict)
+    taken: Set[Node] = frozenset()
 
     @cached_property
     def places(self) -> dict[Node, int]:
@@ -151,9 +153,9 @@ class _Grouping:
         """See `groups_of`."""
         nodes, places = self.stretch.nodes, self.stretch.places
         read = {value for node in nodes for value in captured_or_read(node)} | self.stretch.kept
-        on_host = _on_host(nodes)
+        others = _on_host(nodes) | self.stretch.taken
         for node in nodes:
-            one = lowered(node, read) if node not in on_host else None
+            one = lowered(node, read) if node not in others else None
             if one is None or not _is_for_kernel(one):
                 continue
             own = Group(self.stretch, {node: one}, one.space, one.reduced)

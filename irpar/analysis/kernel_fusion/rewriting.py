@@ -1,5 +1,7 @@
-"""Nodes that one kernel computes become one node, irpar.Fused."""
+"""Nodes that one kernel computes become one node, irpar.Fused, or ONNX's Attention."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from irpar.analysis.segments import is_segment, stretches
@@ -7,28 +9,35 @@ from irpar.ir import DOMAIN, Graph, Node, Strings, Value, inherit
 from irpar.ir.module import IRPAR_OPSET
 from irpar.kernels.expression import Expression, Number, Step
 
+from .attention import VERSION, Attention, attentions, written
 from .groups import Group, Stretch, groups_of
 from .lowering import Given, Ref
 
-Unit = Group | Node
+Unit = Group | Attention | Node
 
 
 def fuse(graph: Graph) -> int:
-    """Let nodes irpar.Fused take the place of what they compute; returns how many nodes that was.
+    """Let nodes irpar.Fused and Attention take the place of what they compute; returns how many nodes that was.
 
     Results keep their values, so that names, shardings and what reads them stay. Nodes of a stretch between
-    communication are put in an order in which each group can stand together; others stay where they are.
+    communication are put in an order in which each group can stand together; others stay where they are. An operator
+    set before that of Attention stays without it.
     """
     order: list[Node] = []
     count = 0
     for nodes in stretches(graph):
-        units = _units(_stretch_of(nodes)) if is_segment(nodes) else nodes
+        units: Sequence[Unit] = nodes
+        if is_segment(nodes):
+            units, unread = _units(_stretch_of(nodes), VERSION)
+            count += len(unread)
+            for node in unread:
+                node.erase_forced()
         for unit in units:
-            if isinstance(unit, Group):
-                count += len(unit.members)
-                order.append(_replaced(unit, graph))
-            else:
+            if isinstance(unit, Node):
                 order.append(unit)
+            else:
+                count += len(unit.members)
+                order += _replaced(unit, graph)
     if count:
         graph.reorder(order)
     return count
@@ -42,14 +51,33 @@ def _stretch_of(nodes: list[Node]) -> Stretch:
 
 def stand_ins(stretch: Stretch) -> list[Node]:
     """The nodes of a stretch for who runs them: one for each group in place of its nodes, which stay in their graph."""
-    return [_stand_in(unit) if isinstance(unit, Group) else unit for unit in _units(stretch)]
+    units, _ = _units(stretch)
+    return [node for unit in units for node in ([unit] if isinstance(unit, Node) else _stand_in(unit))]
 
 
-def _units(stretch: Stretch) -> list[Unit]:
-    """Groups and other nodes so that each follows what it must, else in the order of their last nodes."""
+def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit], set[Node]]:
+    """Groups, attentions and other nodes so that each follows what it must, else in the order of their last nodes.
+
+    And nodes that nothing reads any more. Attentions are those of nodes of at least one version of the operator set.
+    """
+    found, unread = attentions(stretch.nodes, stretch.kept, version)
+    if any(node in stretch.over for node in unread.union(*(attention.members for attention in found))):
+        found, unread = [], set()
+    if found:
+        stretch = replace(
+            stretch,
+            nodes=[node for node in stretch.nodes if node not in unread],
+            kept=stretch.kept | {value for attention in found for value in attention.operands()},
+            taken=frozenset(node for attention in found for node in attention.members),
+        )
+    units: list[Group | Attention] = [*found, *groups_of(stretch)]
+    return _in_order(stretch, units), unread
+
+
+def _in_order(stretch: Stretch, units: Sequence[Group | Attention]) -> list[Unit]:
     unit_of: dict[Node, Unit] = {node: node for node in stretch.nodes}
-    for group in groups_of(stretch):
-        unit_of.update(dict.fromkeys(group.members, group))
+    for one in units:
+        unit_of.update(dict.fromkeys(one.members, one))
     ranks: dict[Unit, int] = {}
     followers: dict[Unit, dict[Unit, None]] = {unit: {} for unit in unit_of.values()}
     waits: dict[Unit, int] = dict.fromkeys(followers, 0)
@@ -75,8 +103,19 @@ def _units(stretch: Stretch) -> list[Unit]:
     return found
 
 
-def _replaced(group: Group, graph: Graph) -> Node:
-    """The node of a group, in the graph in place of its nodes."""
+def _replaced(unit: Group | Attention, graph: Graph) -> list[Node]:
+    """The nodes of a group or an attention, in the graph in place of its own."""
+    if isinstance(unit, Group):
+        return [_fused(unit, graph)]
+    for node in reversed(unit.members):
+        node.erase_forced()
+    made = written(unit, Node)
+    for node in made:
+        inherit(graph.append(node), unit.last)
+    return made
+
+
+def _fused(group: Group, graph: Graph) -> Node:
     operands, results = group.operands(), group.results()
     attributes = {"expression": Strings(_expression(group, operands, results).lines)}
     origin = _origin(group)
@@ -87,11 +126,17 @@ def _replaced(group: Group, graph: Graph) -> Node:
     return graph.append(made)
 
 
-def _stand_in(group: Group) -> Node:
-    operands, results = group.operands(), group.results()
-    attributes = {"expression": Strings(_expression(group, operands, results).lines)}
-    made = Node.stand_in("Fused", operands, attributes, results, domain=DOMAIN, version=IRPAR_OPSET)
-    inherit(made, _origin(group))
+def _stand_in(unit: Group | Attention) -> list[Node]:
+    """What one who runs a stretch has in place of a unit's nodes."""
+    if isinstance(unit, Attention):
+        made, origin = written(unit, Node.stand_in), unit.last
+    else:
+        operands, results = unit.operands(), unit.results()
+        attributes = {"expression": Strings(_expression(unit, operands, results).lines)}
+        made = [Node.stand_in("Fused", operands, attributes, results, domain=DOMAIN, version=IRPAR_OPSET)]
+        origin = _origin(unit)
+    for node in made:
+        inherit(node, origin)
     return made
 
 
