@@ -99,7 +99,7 @@ class CupySegment:
                 runner = self._runners.get(rank) or self._runner(rank)
                 results = runner.run(inputs, arena, writes_over, lane)
                 if engine.keep_on_device:
-                    results = runner.leave(results, arena)
+                    results = runner.leave(results, arena, lane)
                 return engine.arrays.leave(results, engine.keep_on_device)
             except NodeError:
                 raise

@@ -71,46 +71,38 @@ class Lanes:
         device_of: the device of a rank.
         meets_others: whether device arrays come from outside and go there.
         is_tf32: whether products of float32 may round their operands to TF32.
+
+    Attributes:
+        cupy, device_of, meets_others, is_tf32: as given.
+        current: what the calling thread works on, as `lane`.
     """
 
     def __init__(self, cupy: Any, device_of: Callable[[int], int], meets_others: bool, is_tf32: bool = False) -> None:
-        self._cupy = cupy
+        self.cupy = cupy
         self.device_of = device_of
-        self._meets_others = meets_others
-        self._is_tf32 = is_tf32
+        self.meets_others = meets_others
+        self.is_tf32 = is_tf32
         self._lanes: dict[int, RankStream] = {}
         self._lock = threading.Lock()
         self._faults = DeviceFaults(cupy)
-        self._current = threading.local()
+        self.current = threading.local()
 
-    @contextmanager
-    def of(self, rank: int) -> Iterator[RankStream]:
+    def of(self, rank: int) -> "Work":
         """In here the calling thread works for a rank, on its device and stream."""
-        lane = self._lane(rank, self.device_of(rank))
-        with lane.turn, self._cupy.cuda.Device(lane.device):
-            if not self._meets_others:
-                with self._working(lane):
-                    yield lane
-                return
-            outer, (arrived, left) = self._cupy.cuda.get_current_stream(), lane.reached
-            arrived.record(outer)
-            lane.stream.wait_event(arrived)
-            with self._working(lane):
-                yield lane
-            left.record(lane.stream)
-            outer.wait_event(left)
+        lane = self._lanes.get(rank) or self._lane(rank, self.device_of(rank))
+        return Work(self, lane)
 
     @contextmanager
     def preparing(self, device: int) -> Iterator[None]:
         """In here the calling thread brings to a device what all ranks on it read from then on."""
         lane = self._lane(-1 - device, device)
-        with lane.turn, self._cupy.cuda.Device(device), self._working(lane):
+        with Work(self, lane, alone=True):
             yield
             lane.stream.synchronize()
 
     def upload(self, array: "np.ndarray[Any, Any]") -> Any:
         """A device array of a numpy array, on the stream that is worked on."""
-        lane: RankStream = self._current.lane
+        lane: RankStream = self.current.lane
         return lane.staging.upload(array) if lane.recording is None else lane.recording.upload(array)
 
     def download(self, arrays: Sequence[Any]) -> list["np.ndarray[Any, Any]"]:
@@ -120,7 +112,7 @@ class Lanes:
             NodeError: a node found something wrong of what it read.
             NotCapturedError: the stream only notes what it is given.
         """
-        lane: RankStream = self._current.lane
+        lane: RankStream = self.current.lane
         if lane.recording is not None:
             raise NotCapturedError("it reads numbers on the host that the device computes")
         found = lane.staging.download(arrays)
@@ -129,26 +121,72 @@ class Lanes:
 
     def is_capturing(self) -> bool:
         """Whether the stream that is worked on only notes what it is given."""
-        lane: RankStream = self._current.lane
+        lane: RankStream = self.current.lane
         return lane.recording is not None
 
     def word(self, node: Node, problem: str) -> Any:
         """Where a node notes a problem on the device that is worked on; see `DeviceFaults`."""
-        return self._faults.word(self._current.lane.device, node, problem)
+        return self._faults.word(self.current.lane.device, node, problem)
 
     def adopt(self, array: Any) -> Any:
         """A device array on the device that is worked on: itself, or a copy of what lies on another."""
-        return array if array.data.device_id == self._current.lane.device else array.copy()
-
-    @contextmanager
-    def _working(self, lane: RankStream) -> Iterator[None]:
-        with lane.stream, tf32(self._is_tf32):
-            self._current.lane = lane
-            yield
+        return array if array.data.device_id == self.current.lane.device else array.copy()
 
     def _lane(self, key: int, device: int) -> RankStream:
         with self._lock:
             found = self._lanes.get(key)
             if found is None:
-                found = self._lanes[key] = RankStream(self._cupy, device)
+                found = self._lanes[key] = RankStream(self.cupy, device)
             return found
+
+
+class Work:
+    """A thread's work on a stream, as a context: every segment of every run is one, so that it is written out.
+
+    Args:
+        lanes: all of them.
+        lane: the stream.
+        alone: whether nobody else's work is waited for.
+    """
+
+    __slots__ = ("_alone", "_device", "_lane", "_lanes", "_outer", "_precision")
+
+    def __init__(self, lanes: Lanes, lane: RankStream, alone: bool = False) -> None:
+        self._lanes = lanes
+        self._lane = lane
+        self._alone = alone or not lanes.meets_others
+        self._device = lanes.cupy.cuda.Device(lane.device)
+        self._precision = tf32(lanes.is_tf32)
+        self._outer: Any = None
+
+    def __enter__(self) -> RankStream:
+        self._lane.turn.acquire()
+        try:
+            return self._begun()
+        except BaseException:
+            self._lane.turn.release()
+            raise
+
+    def _begun(self) -> RankStream:
+        lane, lanes = self._lane, self._lanes
+        self._device.__enter__()
+        if not self._alone:
+            self._outer = lanes.cupy.cuda.get_current_stream()
+            lane.reached[0].record(self._outer)
+            lane.stream.wait_event(lane.reached[0])
+        lane.stream.__enter__()
+        self._precision.__enter__()
+        lanes.current.lane = lane
+        return lane
+
+    def __exit__(self, *raised: Any) -> None:
+        lane = self._lane
+        try:
+            self._precision.__exit__(*raised)
+            lane.stream.__exit__(*raised)
+            if not self._alone and raised[0] is None:
+                lane.reached[1].record(lane.stream)
+                self._outer.wait_event(lane.reached[1])
+            self._device.__exit__(*raised)
+        finally:
+            lane.turn.release()

@@ -113,22 +113,29 @@ class Runner:
             place += 1
         return [held[slot] for slot in self._outputs]
 
-    def leave(self, results: Sequence[Any], arena: Arena | None) -> list[Any]:
+    def leave(self, results: Sequence[Any], arena: Arena | None, lane: RankStream) -> list[Any]:
         """Results as other segments and the caller may keep them: not where a later run writes."""
         inside = None if arena is None else memory_of(arena.memory)
-        found = []
-        for array, escapes in zip(results, self._escaping, strict=True):
-            found.append(self._leaving(array, escapes or arena is None, inside))
-        return found
+        return [
+            self._leaving(array, escapes or arena is None, inside, lane)
+            for array, escapes in zip(results, self._escaping, strict=True)
+        ]
 
-    def _leaving(self, value: Any, escapes: bool, inside: Any) -> Any:
+    def _leaving(self, value: Any, escapes: bool, inside: Any, lane: RankStream) -> Any:
         if isinstance(value, list):
-            return [self._leaving(item, escapes, inside) for item in value]
+            return [self._leaving(item, escapes, inside, lane) for item in value]
         if value is None or isinstance(value, Held):
             return value
         memory = memory_of(value)
         is_lent = memory is inside or (escapes and id(memory) in self._static)
-        return value.copy(order="K") if is_lent else value
+        return self._copied(value, lane) if is_lent else value
+
+    def _copied(self, array: Any, lane: RankStream) -> Any:
+        if not array.flags.c_contiguous or not array.size:
+            return array.copy(order="K")
+        found = self._arrays.module.empty(array.shape, array.dtype)
+        lane.copy(found.data.ptr, array.data.ptr, array.nbytes)
+        return found
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
