@@ -11,6 +11,7 @@ import irpar
 from irpar import models
 from irpar.onnx_io import to_module
 from irpar.output.training_facts import facts_of
+from irpar.runtime.engines import cupy as engine
 from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh
 from irpar.training.trainer import Trainer
@@ -26,6 +27,12 @@ pytestmark = NEEDS_GPU
 NODES = 400
 REPLAY_SECONDS = 50e-6
 """Host time of a replayed segment, whatever the number of its nodes."""
+
+
+@pytest.fixture(autouse=True)
+def _unfused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes are not fused, so that they can be counted."""
+    monkeypatch.setattr(engine, "fused", lambda segment: segment)
 
 
 def compiled(text: str, *, keep_on_device: bool = True) -> Compiled:

@@ -1,6 +1,7 @@
 """Programs of one segment, on the engine cupy and on the engine numpy."""
 
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class Compiled:
     @property
     def captured(self) -> tuple[int, ...]:
         """Pieces, nodes in them, other nodes."""
-        return tuple(self.device.captured)
+        return astuple(self.device.captured)
 
     def _in_order(self, inputs: tuple[np.ndarray, ...]) -> list[Any]:
         named = dict(zip(self.segment.graph.inputs, inputs, strict=True))

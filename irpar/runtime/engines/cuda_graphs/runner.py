@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from irpar.ir import Node, Value
 from irpar.kernels import KernelError
@@ -22,7 +22,8 @@ SMALL_STATE_BYTES = 4096
 """State of more bytes is read where it lies, as long as it stays there."""
 
 
-class Captured(NamedTuple):
+@dataclass(frozen=True)
+class Captured:
     """How much of a segment is captured.
 
     Attributes:
