@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
 from tests.budget import budget
@@ -53,3 +54,14 @@ def pytest_collection_finish() -> None:
     """The tests themselves are no garbage: nothing looks through all of them again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> object | None:
+    """One process of several tells the first no more of a test than its result: to tell all of it takes longer than most."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
