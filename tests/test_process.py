@@ -22,9 +22,9 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("process")
     save(folder / "gpt.onnx", "gpt")
     assert main(["partition", str(folder / "gpt.onnx"), "-o", str(folder / "out"), "--mesh", "tp=2", "--json"]) == 0
-    save(folder / "large.onnx", "mlp", layers=2, width=8192, hidden=8192, weights="none")
+    save(folder / "large.onnx", "mlp", layers=2, width=8192, hidden=4096, weights="none")
     with open(folder / "large.onnx.data", "r+b") as file:
-        for offset in range(0, 512 << 20, 16 << 10):  # No holes, which take no time.
+        for offset in range(0, 256 << 20, 16 << 10):  # No holes, which take no time.
             os.pwrite(file.fileno(), b"x", offset)
     return folder
 

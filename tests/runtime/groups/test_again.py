@@ -9,6 +9,15 @@ from .mpi_libraries import find
 ROUNDS = "12"
 IN_PIECES = "10"
 """The number of an all-reduce of which each of four ranks reduces a piece."""
+ELSEWHERE = [
+    ("id", "rank 1 (a=0, b=1) is at AllReduce id=99 over a with f32[3]"),
+    pytest.param(*("shape", "rank 1 (a=0, b=1) is at AllReduce id=0 over a with f32[5]"), marks=pytest.mark.slow),
+    pytest.param(
+        *(f"id:{IN_PIECES}", "rank 1 (a=0, b=1) is at AllReduce id=99 over a,b with f32[9001]"), marks=pytest.mark.slow
+    ),
+    (f"shape:{IN_PIECES}", f"rank 1 (a=0, b=1) is at AllReduce id={IN_PIECES} over a,b with f32[9003]"),
+]
+"""What rank 1 does instead of what the others do, and what they tell of it."""
 
 
 def check_all(ended: list[Ended]) -> None:
@@ -25,12 +34,9 @@ def test_processes(what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("id", "rank 1 (a=0, b=1) is at AllReduce id=99 over a with f32[3]"),
-        ("shape", "rank 1 (a=0, b=1) is at AllReduce id=0 over a with f32[5]"),
+        *ELSEWHERE,
         ("end", "rank 1 (a=0, b=1) failed"),
-        (f"id:{IN_PIECES}", "rank 1 (a=0, b=1) is at AllReduce id=99 over a,b with f32[9001]"),
-        (f"shape:{IN_PIECES}", f"rank 1 (a=0, b=1) is at AllReduce id={IN_PIECES} over a,b with f32[9003]"),
-        (f"end:{IN_PIECES}", "rank 1 (a=0, b=1) failed"),
+        pytest.param(f"end:{IN_PIECES}", "rank 1 (a=0, b=1) failed", marks=pytest.mark.slow),
     ],
 )
 def test_processes_of_which_one_does_something_else(what: str, told: str) -> None:
@@ -56,15 +62,7 @@ def test_mpi(cores: str) -> None:
     assert ended.out.count("all are right") == 4
 
 
-@pytest.mark.parametrize(
-    ("what", "told"),
-    [
-        ("id", "rank 1 (a=0, b=1) is at AllReduce id=99 over a with f32[3]"),
-        ("shape", "rank 1 (a=0, b=1) is at AllReduce id=0 over a with f32[5]"),
-        (f"id:{IN_PIECES}", "rank 1 (a=0, b=1) is at AllReduce id=99 over a,b with f32[9001]"),
-        (f"shape:{IN_PIECES}", f"rank 1 (a=0, b=1) is at AllReduce id={IN_PIECES} over a,b with f32[9003]"),
-    ],
-)
+@pytest.mark.parametrize(("what", "told"), ELSEWHERE)
 @pytest.mark.parametrize("cores", [pytest.param("2", marks=pytest.mark.slow), "4"])
 def test_mpi_where_one_does_something_else(what: str, told: str, cores: str) -> None:
     ended = run_mpi(what, cores=cores)
@@ -73,9 +71,8 @@ def test_mpi_where_one_does_something_else(what: str, told: str, cores: str) -> 
     assert told in ended.err
 
 
-@pytest.mark.parametrize(
-    ("at", "cores"), [("0", "4"), *(pytest.param(IN_PIECES, cores, marks=pytest.mark.slow) for cores in "24")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("at", "cores"), [("0", "4"), (IN_PIECES, "4"), (IN_PIECES, "2")])
 def test_mpi_where_one_ends(at: str, cores: str) -> None:
     check_ended(run_mpi(f"end:{at}", cores=cores))
 

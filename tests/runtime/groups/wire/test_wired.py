@@ -285,7 +285,7 @@ def test_a_rank_whose_program_does_not_serve_tells_why(group: str, ending: tuple
         assert f"rank 2 (dp=1, tp=0) failed: {what}\n  do: {do}" in ranks[rank].err
 
 
-@pytest.mark.parametrize("group", ["hosts", "processes"])
+@pytest.mark.parametrize("group", [pytest.param("hosts", marks=pytest.mark.slow), "processes"])
 def test_a_process_that_the_driver_forked_ends_nothing(group: str) -> None:
     ranks = run_ranks(4, group, "forked")
     assert [rank.code for rank in ranks] == [0, 0, 0, 0], [rank.err for rank in ranks]
