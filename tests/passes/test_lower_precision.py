@@ -56,7 +56,10 @@ def test_a_mask_stays_a_number_in_float16():
     np.testing.assert_array_equal(NarrowedTensor(mask.data, DType.F16).numpy(), np.float16([0, -65504]))
 
 
-@pytest.mark.parametrize(("precision", "engine"), [("fp16", "ort"), ("fp16", "numpy"), ("bf16", "numpy")])
+@pytest.mark.parametrize(
+    ("precision", "engine"),
+    [("fp16", "ort"), pytest.param("fp16", "numpy", marks=pytest.mark.slow), ("bf16", "numpy")],
+)
 def test_training_in_each_precision_is_near_that_of_float32(precision, engine):
     model = models.build("gpt", preset="tiny")
     step = irpar.train_step(model, optimizer="adamw", precision=precision, loss_scale="none")

@@ -195,7 +195,7 @@ def test_options_choose():
     assert PassManager.parse("extract-layers{match=[/l2/*]}").run(module).changed
 
 
-@pytest.mark.parametrize("engine", ["ort", "numpy"])
+@pytest.mark.parametrize("engine", ["ort", pytest.param("numpy", marks=pytest.mark.slow)])
 def test_updates_of_parameters_in_layers_are_written_out(engine):
     step = irpar.train_step(to_module(build("gpt", layers=2, batch=4)), optimizer="momentum", clip_norm=1.0)
     step.shard("input_ids", ["dp", None])
