@@ -382,8 +382,9 @@ def _decode(
     gpu.launch(program, "decode", grid, _WARPS * 32, [*pointers, *counts, *rest], shared)
     if splits > 1:
         arguments = [parts, states, y, np.int32(splits), *_strides(y)[:3]]
-        threads = -(-of.value_head // 32) * 32
-        gpu.launch(program, "combine", (of.queries, of.heads, of.batch), threads, arguments)
+        columns = -(-of.value_head // 32) * 32
+        threads = 512 // columns * columns
+        gpu.launch(program, "combine", (of.queries, of.heads, of.batch), threads, arguments, 4 * threads)
 
 
 def all_programs() -> Iterator[Program]:

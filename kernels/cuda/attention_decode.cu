@@ -241,21 +241,41 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// Join the ranges of keys of one query of one head: a block for each, VALUE_HEAD threads or more.
-extern "C" __global__ void combine(const float* __restrict__ parts, const float* __restrict__ states,
-                                   Element* __restrict__ y, int splits, long long y_batch, long long y_head,
-                                   long long y_row) {
-  const int query = blockIdx.x, head = blockIdx.y, batch = blockIdx.z, column = threadIdx.x;
+constexpr int COLUMNS = (VALUE_HEAD + 31) / 32 * 32;
+constexpr int GROUPS = 512 / COLUMNS;  // of threads that each join some of the ranges
+
+// Join the ranges of keys of one query of one head: a block for each, of COLUMNS * GROUPS threads.
+// Shared memory: the sums of each group.
+extern "C" __global__ void __launch_bounds__(COLUMNS * GROUPS)
+    combine(const float* __restrict__ parts, const float* __restrict__ states, Element* __restrict__ y, int splits,
+            long long y_batch, long long y_head, long long y_row) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  float* sums = reinterpret_cast<float*>(shared);
+  const int query = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
+  const int column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS, lane = threadIdx.x % 32;
   const long long start =
       ((static_cast<long long>(batch) * gridDim.y + head) * gridDim.x + query) * static_cast<long long>(splits);
+  parts += start * VALUE_HEAD;
+  states += start * 2;
+
   float peak = NOTHING, norm = 0.0f, sum = 0.0f;
-  for (int split = 0; split < splits; ++split) peak = fmaxf(peak, states[2 * (start + split)]);
+  for (int split = lane; split < splits; split += 32) peak = fmaxf(peak, states[2 * split]);
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, other));
   const float base = peak == NOTHING ? 0.0f : peak;
-  if (column >= VALUE_HEAD) return;
-  for (int split = 0; split < splits; ++split) {
-    float shrink = exp2_of(states[2 * (start + split)] - base);
-    norm += states[2 * (start + split) + 1] * shrink;
-    sum += parts[(start + split) * VALUE_HEAD + column] * shrink;
+  for (int split = lane; split < splits; split += 32) norm += states[2 * split + 1] * exp2_of(states[2 * split] - base);
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) norm += __shfl_xor_sync(0xffffffffu, norm, other);
+
+  if (column < VALUE_HEAD) {
+#pragma unroll 8
+    for (int split = group; split < splits; split += GROUPS)
+      sum += parts[split * VALUE_HEAD + column] * exp2_of(states[2 * split] - base);
   }
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (group > 0 || column >= VALUE_HEAD) return;
+#pragma unroll
+  for (int other = 1; other < GROUPS; ++other) sum += sums[other * COLUMNS + column];
   y[batch * y_batch + head * y_head + query * y_row + column] = element_of(norm == 0.0f ? 0.0f : sum / norm);
 }
