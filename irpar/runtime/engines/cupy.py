@@ -1,5 +1,6 @@
 """The engine `cupy`: irpar's own kernels on a CUDA device, node by node."""
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from types import ModuleType
@@ -23,6 +24,9 @@ from .device_arrays import DEVICE_DTYPES, HOST_ELEMENTS, DeviceArrays, HostDevic
 from .fused_segments import fused
 from .lanes import Lanes
 from .single_nodes import on_ort
+
+CUDA_GRAPHS = "IRPAR_CUDA_GRAPHS"
+"""The environment variable that turns CUDA graphs off where it is "0"."""
 
 
 class EdgeArrays(Arrays):
@@ -140,7 +144,7 @@ class CupyEngine:
     def __init__(self, settings: EngineSettings) -> None:
         cupy = import_cupy("the engine cupy")
         self.keep_on_device = settings.keep_on_device
-        self.captures = settings.captures
+        self.captures = settings.captures and os.environ.get(CUDA_GRAPHS) != "0"
         self._ranks = settings.ranks
         devices = cupy.cuda.runtime.getDeviceCount()
         own, spreads = settings.local_rank % devices, settings.ranks > 1 and settings.keep_on_device

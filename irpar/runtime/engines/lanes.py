@@ -24,6 +24,7 @@ class RankStream:
         turn: held by the thread that works on it.
         reached: events that mark how far others' streams and this one have come.
         recording: the capture that is made of what it is given; None: it does what it is given.
+        lent: ids of memory that replays of CUDA graphs write to; of some that is gone too.
     """
 
     def __init__(self, cupy: Any, device: int) -> None:
@@ -31,6 +32,7 @@ class RankStream:
         self.device = device
         self.turn = threading.RLock()
         self.recording: Recording | None = None
+        self.lent: set[int] = set()
         self._memory: GraphMemory | None = None
         with cupy.cuda.Device(device):
             self.stream = cupy.cuda.Stream(non_blocking=True)

@@ -111,6 +111,14 @@ def test_graphs_are_switched_off() -> None:
     assert chain.captured == (0, 0, 4)
 
 
+def test_an_environment_variable_switches_graphs_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(engine.CUDA_GRAPHS, "0")
+    chain = compiled(CHAIN)
+    for run in range(3):
+        chain.check(numbers(3, 8, seed=run))
+    assert chain.captured == (0, 0, 4)
+
+
 TOKENS = """
     graph @tokens(%ids: i64[2, 3], %mask: bool[2, 3], %length: i64[]) -> (%y, %last) opset 21 {
       %table = constant : f32[4, 2] [0.5, 1, 2, 3, 4, 5, 6, 7]
@@ -337,6 +345,52 @@ def test_small_constants_that_a_capture_needs_stay_with_it() -> None:
     for run, size in enumerate([3, 3, 5, 3, 5, 5, 3]):
         mean.check(numbers(4, size, seed=run))
         gc.collect()
+
+
+def test_what_the_host_gives_is_not_the_callers_to_change() -> None:
+    """It stays with the graph."""
+    sizes = compiled("""
+        graph @sizes(%x: f32[2, n]) -> (%y, %s) opset 21 {
+          %e = Exp(%x) : f32[2, n]
+          %y = Neg(%e) : f32[2, n]
+          %s = Shape(%x) : i64[2]
+        }
+    """)
+    for run in range(4):
+        x = numbers(2, 5, seed=run)
+        sizes.check(x)
+        for array in sizes.run(x):
+            if array.flags.writeable:
+                array.fill(7)
+
+
+STATE = """
+    graph @counted(%x: f32[2000], state statistic %m: f32[2000], state statistic %n: f32[2000]) -> (%y, %k replaces %m) opset 21 {
+      %a = Add(%x, %m) : f32[2000]
+      %b = Add(%a, %n) : f32[2000]
+      %y = Tanh(%b) : f32[2000]
+      %k = Neg(%a) : f32[2000]
+    }
+"""
+
+
+def test_state_is_read_where_it_lies_and_copied_where_it_moves(launches: Callable[[], int]) -> None:
+    """That which nothing replaces may stay on the host."""
+    counted = compiled(STATE, keep_on_device=True)
+    rest, state = numbers(2000, seed=1), numbers(2000, seed=2)
+    on_device, expected = placed(state), state
+    names = [value.name for value in counted.segment.inputs]
+    for run in range(10):
+        x = numbers(2000, seed=run)
+        given = {"x": placed(x), "m": on_device, "n": rest}
+        found = dict(zip(counted.segment.outputs, counted.device.run([given[name] for name in names]), strict=True))
+        y, on_device = (found[value] for value in counted.segment.graph.outputs)
+        np.testing.assert_array_equal(y._array, np.tanh(x + expected + rest))
+        expected = -(x + expected)
+        np.testing.assert_array_equal(on_device._array, expected)
+    launches()
+    counted.device.run([given[name] for name in names])
+    assert launches() == 1
 
 
 def test_what_an_arena_holds_is_captured_with_it(launches: Callable[[], int]) -> None:

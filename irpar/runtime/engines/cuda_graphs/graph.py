@@ -55,13 +55,6 @@ class CapturedGraph:
         """Whether all that it reads is still there."""
         return self._graph is not None
 
-    @property
-    def own(self) -> list[Any]:
-        """The arrays that later replays write to."""
-        return [array for _, array, *_ in self._copied] + [
-            array for _, array in self._results if not isinstance(array, Held)
-        ]
-
     def replay(self, held: list[Any], lane: RankStream) -> None:
         """Run it on the stream of a rank, on what the rank holds."""
         for slot, array, address, size in self._copied:

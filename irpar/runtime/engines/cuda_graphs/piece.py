@@ -102,11 +102,6 @@ class Piece:
         self.changing: Value | None = None
         self._choose()
 
-    @property
-    def own(self) -> list[Any]:
-        """The arrays that replays write to."""
-        return [array for graphs in self._graphs.values() for graph in graphs.values() for array in graph.own]
-
     def _choose(self) -> None:
         """Say where each kind of operand stands."""
         apart = {*self._on_host, *self._bound}
@@ -171,26 +166,34 @@ class Piece:
         return is_known and (self._captures < CAPTURES or self._replays > REPLAYS * self._captures)
 
     def can_bind(self, held: list[Any]) -> bool:
-        """Whether what is read where it lies does lie on the device."""
-        kind = self._arrays.module.ndarray
-        return all(isinstance(array, kind) for array in self._take_bound(held))
+        """Whether what is read where it lies does lie on the device; what often does not is copied there."""
+        kind, arrays = self._arrays.module.ndarray, self._take_bound(held)
+        elsewhere = [value for value, array in zip(self._bound, arrays, strict=True) if not isinstance(array, kind)]
+        self._count_moves(elsewhere)
+        return not elsewhere
+
+    def lacks_room(self) -> None:
+        """Note that a capture found no room, which is tried once more and then no longer."""
+        self._captures += CAPTURES // 2
 
     def note_moves(self, key: Key) -> bool:
         """Copy from now on what lies elsewhere too often; whether there is such, so that the key is another."""
         last, self._last = self._last, key
         if last is None or last.shapes != key.shapes or len(last.places) != len(key.places):
             return False
-        moved = [
-            value for value, *places in zip(self._bound, last.places, key.places, strict=True) if len({*places}) > 1
-        ]
+        pairs = zip(self._bound, last.places, key.places, strict=True)
+        return self._count_moves([value for value, before, now in pairs if before != now])
+
+    def _count_moves(self, moved: Iterable[Value]) -> bool:
+        """Count that operands lay elsewhere; whether some are copied from now on."""
         for value in moved:
             self._moved[value] = self._moved.get(value, 0) + 1
-        often = {value for value in moved if self._moved[value] >= MOVES}
-        if often:
-            self._was_run = True
-            self._bound = [value for value in self._bound if value not in often]
-            self._choose()
-        return bool(often)
+        bound = [value for value in self._bound if self._moved.get(value, 0) < MOVES]
+        if len(bound) == len(self._bound):
+            return False
+        self._bound, self._was_run = bound, True
+        self._choose()
+        return True
 
     # -- capturing ------------------------------------------------------------------------------------------------
 
@@ -232,6 +235,9 @@ class Piece:
         places = {_place(array): self._slots[value] for value, array in zip(self._bound, bound, strict=True)}
         echoes = [(slot, places[_place(array)]) for slot, array in made if _place(array) in places]
         results = [(slot, array) for slot, array in made if _place(array) not in places]
+        inside = {id(memory_of(array)) for array in bound}
+        own = [array for _, array in (*copied, *results) if not isinstance(array, Held)]
+        lane.lent |= {id(memory_of(array)) for array in own} - inside
         graph = CapturedGraph(recording.graph, copied, bound, results, echoes, recording.kept)
         self._keep(key, graph, arena)
         return graph
@@ -249,8 +255,11 @@ class Piece:
                     one.run(environment)
                 node = None
                 for value in self.stretch.makes:
+                    if isinstance(environment[value], Held):
+                        environment[value].host.flags.writeable = False  # All replays give it.
+                        continue
                     array, fitting = environment[value], stays - inside if value in self._origins.leaving else stays
-                    if not isinstance(array, Held) and id(memory_of(array)) not in fitting:
+                    if id(memory_of(array)) not in fitting:
                         with recording.apart():
                             environment[value] = array.copy(order="K")
         except MemoryError:

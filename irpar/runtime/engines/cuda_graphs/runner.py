@@ -88,9 +88,7 @@ class Runner:
         self._slots = {value: slot for slot, value in enumerate(dict.fromkeys(values))}
         self._inputs = len(segment.inputs)
         self._outputs = [self._slots[value] for value in segment.outputs]
-        outside = {*segment.graph.outputs}
-        self._escaping = [value in outside or not program.is_whole for value in segment.outputs]
-        self._static: set[int] = set()
+        self._escaping = [not program.is_whole or _escapes(value, segment.graph.outputs) for value in segment.outputs]
         self._bound = self._steady_inputs() | {*program.layout.slots}
         self._steps = self._begin()
 
@@ -128,7 +126,7 @@ class Runner:
         if value is None or isinstance(value, Held):
             return value
         memory = memory_of(value)
-        is_lent = memory is inside or (escapes and id(memory) in self._static)
+        is_lent = memory is inside or (escapes and id(memory) in lane.lent)
         return self._copied(value, lane) if is_lent else value
 
     def _copied(self, array: Any, lane: RankStream) -> Any:
@@ -218,7 +216,7 @@ class Runner:
             self._set_apart_what_follows(piece.changing)
             return self._split(piece)
         if graph is None:
-            if not piece.is_worth(key) or not piece.can_bind(held):
+            if not piece.can_bind(held) or not piece.is_worth(key):
                 self._run_eagerly(piece.stretch, held, arena, writes_over)
                 return True
             try:
@@ -227,6 +225,7 @@ class Runner:
                 self._set_apart(piece, error)
                 return self._split(piece)
             except MemoryError:
+                piece.lacks_room()
                 self._run_eagerly(piece.stretch, held, arena, writes_over)
                 return True
         graph.replay(held, lane)
@@ -239,14 +238,9 @@ class Runner:
     ) -> CapturedGraph:
         over = self._over(piece.stretch) if writes_over else {}
         graph = piece.capture(key, held, self._environment(arena), over, arena, lane)
-        self._static = {id(memory_of(array)) for array in self._own_arrays()}
-        for node, reason in self._program.apart.items():
+        for node, reason in tuple(self._program.apart.items()):
             self._notes.add_apart(node, reason)
         return graph
-
-    def _own_arrays(self) -> list[Any]:
-        """The arrays that replays write to."""
-        return [array for step in self._steps if isinstance(step, Piece) for array in step.own]
 
     def _set_apart(self, piece: Piece, error: CaptureError) -> None:
         """Note which node a capture failed at, or that all of them did."""
@@ -265,6 +259,14 @@ class Runner:
         found = stretches(piece.stretch.instructions, self._program.apart, self._program.on_host)
         self._steps[place : place + 1] = self._pieces(found, was_run=True)
         return False
+
+
+def _escapes(value: Value, outputs: Sequence[Value]) -> bool:
+    """Whether a value, or what collectives give of it, which may be itself, outlives a run of its program."""
+    if value in outputs:
+        return True
+    sent = (node for node in value.users if not is_compute(node))
+    return any(_escapes(result, outputs) for node in sent for result in node.results)
 
 
 def _reason(error: CaptureError) -> str:

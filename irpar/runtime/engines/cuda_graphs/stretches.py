@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from irpar.ir import Node, OptionalType, SequenceType, Value, captured_or_read
+from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.runtime.engines.bodies import Instruction
 from irpar.runtime.engines.control_flow import CONTROL_FLOW
 from irpar.runtime.engines.device_arrays import PlacedKernel
@@ -99,8 +99,10 @@ def _stretch(instructions: tuple[Instruction, ...], is_captured: bool) -> Stretc
 def _reason(one: Instruction, on_host: Collection[Value]) -> str:
     """Why no CUDA graph can hold a node, as far as that is known beforehand; else empty."""
     node = one.node
-    if any(isinstance(value.type, SequenceType | OptionalType) for value in (*node.inputs, *node.results)):
+    if any(tensor_type(value.type) is None for value in (*node.inputs, *node.results)):
         return "sequences lie on the host"
+    if node.domain == "" and node.op_type in _PLANNED:
+        return "cuFFT's plans, and the memory that they work in, come and go"
     if isinstance(one.operation, PlacedKernel):
         kernel = kernel_of(node)
         assert kernel is not None
@@ -110,6 +112,7 @@ def _reason(one: Instruction, on_host: Collection[Value]) -> str:
     return "" if node.callee is not None else "the host computes it"
 
 
+_PLANNED = frozenset({"DFT", "STFT"})
 _DECIDING: Mapping[str, int] = {"If": 1, "Loop": 2}
 """How many of its first operands tell a node what to run."""
 
