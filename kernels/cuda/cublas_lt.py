@@ -3,11 +3,11 @@
 fp16 and bf16 operands are multiplied as they are and summed in float32; the result is rounded once.
 """
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,10 @@ import numpy as np
 from ..gemm import Gemm, contiguous_calls, product_shape
 from ..operands import BFLOAT16, FLOAT32, compute_dtype, narrow, widen
 from ..registry import Array, ArrayModule
+from . import few_rows
 from .cublas_lt_library import BF16, EPILOGUES, F16, F32, F64, Addresses, CublasLtError, Library, Plan, Problem, library
+from .finish import Finish
+from .gpu import Gpu
 
 TYPES: dict[np.dtype[Any], int] = {
     FLOAT32: F32,
@@ -34,8 +37,6 @@ MOST_PLANS = 4096
 
 MOST_ALIGNMENT = 256
 """Bytes; no way of computing a product asks for more."""
-
-_GELU_FACTOR, _GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
 
 
 class Precision(threading.local):
@@ -82,6 +83,11 @@ class Multiplier:
     def held_bytes(self) -> int:
         """What the workspaces take of the device."""
         return len(self._workspaces) * self._workspace_bytes
+
+    @cached_property
+    def gpu(self) -> Gpu:
+        """The device, for kernels."""
+        return Gpu(self._module)
 
     def plan(self, problem: Problem) -> Plan | None:
         """How a problem is computed; None where there is no way."""
@@ -182,11 +188,11 @@ def matmul(
     result = out if out is not None and is_fit else xp.empty(shape, dtype=kind)
     if not result.size:
         return narrow(result, dtype)
-    addends = _Addends(bias, activation, residual, alpha, beta)
+    finish = Finish(bias, activation, residual, alpha, beta)
     if not inner:
         result.fill(0)
-        return narrow(addends.added(xp, widen(result), result), dtype)
-    _multiply(xp, a, b, result, addends)
+        return narrow(finish.added(xp, widen(result), result), dtype)
+    _multiply(xp, a, b, result, finish)
     return narrow(result, dtype)
 
 
@@ -197,73 +203,36 @@ def _check_addends(bias: Array | None, residual: Array | None, shape: tuple[int,
         raise ValueError(f"a residual of shape {residual.shape} does not fit a product of shape {shape}")
 
 
-class _Addends:
-    """What follows on a product: factors, a bias, a residual, an activation."""
-
-    def __init__(
-        self, bias: Array | None, activation: str | None, residual: Array | None, alpha: float, beta: float
-    ) -> None:
-        self.bias = bias
-        self.activation = activation
-        self.residual = residual
-        self.alpha = alpha
-        self.beta = beta
-
-    @property
-    def is_any(self) -> bool:
-        """Whether anything follows but a factor."""
-        return not (self.bias is None and self.activation is None and self.residual is None)
-
-    def of_dtype(self, xp: ArrayModule, dtype: "np.dtype[Any]") -> "_Addends":
-        """As the library takes them: one after the other in memory, in the result's dtype."""
-
-        def taken(x: Array | None) -> Array | None:
-            return None if x is None else xp.ascontiguousarray(narrow(x, dtype))
-
-        return _Addends(taken(self.bias), self.activation, taken(self.residual), self.alpha, self.beta)
-
-    def added(self, xp: ArrayModule, product: Array, result: Array) -> Array:
-        """Into `result`, what follows on a product in its compute dtype, which has its factor."""
-        kind = product.dtype.type
-        if self.residual is not None:
-            product = product + widen(self.residual) * kind(self.beta)
-        if self.bias is not None:
-            product = product + widen(self.bias)
-        if self.activation == "relu":
-            product = xp.maximum(product, kind(0))
-        elif self.activation == "gelu_tanh":
-            inner = kind(_GELU_FACTOR) * (product + kind(_GELU_CUBE) * (product * product * product))
-            product = kind(0.5) * product * (kind(1) + xp.tanh(inner))
-        result[...] = product.astype(result.dtype, copy=False)
-        return result
-
-
-def _multiply(xp: ArrayModule, a: Array, b: Array, result: Array, addends: _Addends) -> None:
+def _multiply(xp: ArrayModule, a: Array, b: Array, result: Array, finish: Finish) -> None:
     """Write a product and what follows on it, none of which is empty, into a contiguous array."""
     left = a[None] if a.ndim == 1 else a
     right = b[:, None] if b.ndim == 1 else b
     batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     left, right, calls = contiguous_calls(xp, left, right, batch)
     # A bias of a product with a vector would be one of its single column.
-    is_together = addends.bias is None or b.ndim > 1
-    taken = addends.of_dtype(xp, result.dtype)
-    if is_together and _is_done(xp, calls, left, right, result, taken):
+    is_together = finish.bias is None or b.ndim > 1
+    taken = finish.of_dtype(xp, result.dtype)
+    multiplier = _multiplier(xp, left.data.device_id)
+    is_single = is_together and len(calls) == 1
+    if is_single and few_rows.is_fit(calls[0], left, right, result, (left.data.ptr, right.data.ptr)):
+        few_rows.multiply(multiplier.gpu, calls[0], left, right, result, taken)
         return
-    if addends.is_any:
+    if is_together and _is_done(multiplier, calls, left, right, result, taken):
+        return
+    if finish.is_any:
         kind = compute_dtype(a.dtype)
-        product = result if result.dtype == kind and addends.residual is None else xp.empty(result.shape, dtype=kind)
-        _multiply(xp, a, b, product, _Addends(None, None, None, addends.alpha, 1.0))
-        addends.added(xp, product, result)
+        product = result if result.dtype == kind and finish.residual is None else xp.empty(result.shape, dtype=kind)
+        _multiply(xp, a, b, product, Finish(alpha=finish.alpha))
+        finish.added(xp, product, result)
         return
     raise ValueError(f"cuBLASLt multiplies no {a.dtype}{list(a.shape)} with {b.dtype}{list(b.shape)}")
 
 
-def _is_done(xp: ArrayModule, calls: list[Gemm], a: Array, b: Array, result: Array, addends: _Addends) -> bool:
+def _is_done(multiplier: Multiplier, calls: list[Gemm], a: Array, b: Array, result: Array, finish: Finish) -> bool:
     """Compute a product and what follows on it, if the library has a way for all calls."""
-    multiplier = _multiplier(xp, a.data.device_id)
-    bias = 0 if addends.bias is None else addends.bias.data.ptr
+    bias = 0 if finish.bias is None else finish.bias.data.ptr
     operands, kind = TYPES[a.dtype], TYPES[result.dtype]
-    residual, beta = (result, 0.0) if addends.residual is None else (addends.residual, addends.beta)
+    residual, beta = (result, 0.0) if finish.residual is None else (finish.residual, finish.beta)
     planned = []
     for call in calls:
         target = call.c.offset * result.itemsize
@@ -278,7 +247,7 @@ def _is_done(xp: ArrayModule, calls: list[Gemm], a: Array, b: Array, result: Arr
             _unplaced(call),
             operands,
             kind,
-            addends.activation,
+            finish.activation,
             bool(bias),
             PRECISION.is_tf32,
             addresses.alignments(MOST_ALIGNMENT),
@@ -288,7 +257,7 @@ def _is_done(xp: ArrayModule, calls: list[Gemm], a: Array, b: Array, result: Arr
             return False
         planned.append((plan, addresses))
     for plan, addresses in planned:
-        multiplier.run(plan, addresses, (addends.alpha, beta))
+        multiplier.run(plan, addresses, (finish.alpha, beta))
     return True
 
 

@@ -1,0 +1,81 @@
+"""Products of few rows with a large matrix, such as those of one token: they take as long as reading the matrix."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..gemm import Gemm
+from ..registry import Array
+from .finish import Finish
+from .gpu import Gpu
+from .indexing import ELEMENTS
+from .programs import Program
+
+MOST_ROWS = 4
+FEWEST_BYTES = 2**20
+"""A smaller matrix is read from the device's cache."""
+
+_WARPS, _EACH = 8, 2
+_CHUNK_BYTES = 16
+_BLOCKS_EACH = 4
+_MOST_RANGES = 32
+_ACTIVATIONS = {None: 0, "relu": 1, "gelu_tanh": 2}
+_NONE = np.uint64(0)
+
+
+def is_fit(call: Gemm, a: Array, b: Array, result: Array, addresses: tuple[int, int]) -> bool:
+    """Whether a product is one of few rows that reads a large matrix, in chunks of 16 bytes.
+
+    Args:
+        call: all that there is to multiply.
+        a, b, result: the arrays.
+        addresses: of a and b.
+    """
+    if call.m > MOST_ROWS or call.batch > 1 or call.a.transposed or call.k * call.n * b.itemsize < FEWEST_BYTES:
+        return False
+    if not a.dtype == b.dtype == result.dtype or ELEMENTS.get(a.dtype, 3) == 3:
+        return False
+    width = _CHUNK_BYTES // a.itemsize
+    sizes = [call.k if call.b.transposed else call.n, call.b.leading]
+    read = [addresses[1]]
+    if call.b.transposed:  # Rows are read in chunks too.
+        sizes.append(call.a.leading if call.m > 1 else 0)
+        read.append(addresses[0])
+    return not any(size % width for size in sizes) and not any(address % _CHUNK_BYTES for address in read)
+
+
+def multiply(gpu: Gpu, call: Gemm, a: Array, b: Array, result: Array, finish: Finish) -> None:
+    """Write a product that fits, and what follows on it, into a contiguous array of the dtype of all that is given."""
+    program = _program(ELEMENTS[a.dtype], call.m)
+    pointers: list[Any] = [_NONE if x is None else x for x in (finish.bias, finish.residual)]
+    numbers = np.float32(finish.alpha), np.float32(finish.beta), np.int32(_ACTIVATIONS[finish.activation])
+    depth, columns, steps = np.int64(call.k), np.int64(call.n), (np.int64(call.a.leading), np.int64(call.b.leading))
+    if call.b.transposed:
+        blocks = -(-call.n // (_WARPS * _EACH))
+        arguments = (a, b, result, *pointers, depth, columns, *steps, *numbers)
+        gpu.launch(program, "dots", blocks, _WARPS * 32, arguments)
+        return
+    width = 32 * _CHUNK_BYTES // a.itemsize
+    across = -(-call.n // width)
+    wanted = max(1, min(_MOST_RANGES, _BLOCKS_EACH * gpu.multiprocessors // across))
+    each = -(-call.k // (wanted * _WARPS)) * _WARPS
+    ranges = -(-call.k // each)
+    parts = gpu.empty((ranges, call.m, call.n), np.dtype(np.float32)) if ranges > 1 else _NONE
+    arguments = (a, b, result, parts, *pointers, depth, columns, np.int64(each), *steps, *numbers)
+    gpu.launch(program, "columns_of", (across, ranges), _WARPS * 32, arguments, _WARPS * call.m * width * 4)
+    if ranges > 1:
+        blocks = -(-call.m * call.n // (_WARPS * 32))
+        joined = (parts, result, *pointers, columns, np.int32(ranges), *numbers)
+        gpu.launch(program, "join", blocks, _WARPS * 32, joined)
+
+
+def _program(element: int, rows: int) -> Program:
+    return Program.file("few_rows.cu", ELEMENT=element, ROWS=rows)
+
+
+def all_programs() -> Iterator[Program]:
+    """Every program that is launched here."""
+    for element in (0, 1, 2):
+        for rows in range(1, MOST_ROWS + 1):
+            yield _program(element, rows)

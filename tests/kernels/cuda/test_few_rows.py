@@ -1,0 +1,94 @@
+"""Products of few rows on a processor, against numpy in double precision; and which products are such."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from irpar.kernels import gemm
+from irpar.kernels.cuda import few_rows
+from irpar.kernels.cuda.finish import Finish
+
+from .emulation import NEEDS_COMPILER, EmulatedGpu
+from .test_cublas_lt import exact
+
+F16, BF16, F32, F64 = (np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
+UNIT = {F16: 2.0**-10, BF16: 2.0**-7, F32: 2.0**-21}
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> EmulatedGpu:
+    return EmulatedGpu(tmp_path_factory.mktemp("emulated"), multiprocessors=2)
+
+
+def call_of(a: np.ndarray, b: np.ndarray) -> gemm.Gemm:
+    strides = [tuple(step // x.itemsize for step in x.strides) for x in (a, b)]
+    (call,) = gemm.gemm_calls(a.shape, strides[0], b.shape, strides[1], ())
+    return call
+
+
+def placed(gpu: EmulatedGpu, x: np.ndarray, gap: int = 0) -> np.ndarray:
+    """A copy with its rows further apart, where that is wanted; between them are NaNs."""
+    memory = gpu.empty((x.shape[0], x.shape[1] + gap), x.dtype)
+    memory[:, : x.shape[1]] = x
+    return memory[:, : x.shape[1]]
+
+
+CASES = [(1, 64, 520), (2, 37, 256), (3, 200, 1048), (4, 129, 264), (1, 1, 8)]
+ADDENDS: list[dict[str, Any]] = [
+    {"activation": None, "alpha": 1.0, "beta": 1.0},
+    {"activation": "relu", "alpha": 0.5, "beta": 2.0},
+    {"activation": "gelu_tanh", "alpha": 1.0, "beta": 1.0},
+]
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("sizes", CASES, ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_products(gpu: EmulatedGpu, dtype: np.dtype, sizes: tuple[int, int, int], turned: bool) -> None:
+    numbers = np.random.default_rng()
+    m, k, n = sizes
+    if turned:
+        k, n = n, k
+    a, b = numbers.standard_normal((m, k)).astype(dtype), numbers.standard_normal((k, n)).astype(dtype)
+    x, w = placed(gpu, a, 8), placed(gpu, b.T, 16).T if turned else placed(gpu, b, 16)
+    for place, addends in enumerate(ADDENDS):
+        bias = numbers.standard_normal(n).astype(dtype) if place else None
+        residual = numbers.standard_normal((m, n)).astype(dtype) if place == 1 else None
+        memory = gpu.empty((m * n + 64,), dtype)
+        guards = memory.view(np.uint8).copy()
+        y = memory[32 : 32 + m * n].reshape(m, n)
+        few_rows.multiply(gpu, call_of(x, w), x, w, y, Finish(bias, residual=residual, **addends))  # type: ignore[arg-type]
+        wanted = exact(a, b, bias=bias, residual=residual, **addends)
+        room = np.matmul(abs(a.astype(F64)), abs(b.astype(F64))) + 4
+        assert (abs(y.astype(F64) - wanted) <= UNIT[dtype] * room).all()
+        raw, edge = memory.view(np.uint8), 32 * dtype.itemsize
+        np.testing.assert_array_equal(raw[:edge], guards[:edge])
+        np.testing.assert_array_equal(raw[-edge:], guards[-edge:])
+
+
+def fits(
+    a: np.ndarray, b: np.ndarray, dtype: np.dtype | None = None, addresses: tuple[int, int] = (4096, 4096)
+) -> bool:
+    result = np.empty((len(a), b.shape[1]), dtype or a.dtype)
+    return few_rows.is_fit(call_of(a, b), a, b, result, addresses)
+
+
+def test_which_products_are_such() -> None:
+    x, w = np.empty((1, 1024), F16), np.empty((1024, 1024), F16)
+    assert fits(x, w)
+    assert fits(x, w.T)
+    assert fits(np.empty((4, 1024), F16), w)
+    assert not fits(np.empty((5, 1024), F16), w), "too many rows"
+    assert not fits(np.empty((1024, 2), F16).T, w), "rows that do not lie one after the other"
+    assert not fits(x[:, :256], w[:256]), "a small matrix"
+    assert not fits(x, np.empty((1024, 1025), F16)), "no whole chunks"
+    assert not fits(x, np.empty((1024, 1028), F16)[:, :1024]), "rows that begin anywhere"
+    assert not fits(x, w, addresses=(4096, 4104)), "a matrix that begins anywhere"
+    assert fits(x, w, addresses=(4098, 4096)), "single elements of the rows are read"
+    assert not fits(x, w.T, addresses=(4104, 4096)), "chunks of the rows are read"
+    assert not fits(x, w, F32), "another dtype"
+    assert not fits(np.empty((1, 1024), F64), np.empty((1024, 1024), F64))
