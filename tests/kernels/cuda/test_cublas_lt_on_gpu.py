@@ -32,6 +32,8 @@ SHAPES = [
     ((40, 64), (6, 64, 8)),
     ((2, 4, 512), (512, 1000)),
 ]
+FEW_ROWS = [((1, 2048), (2048, 264)), ((4, 4096), (4096, 136)), ((3, 520), (520, 4096)), ((2048,), (2048, 512))]
+"""Of large matrices."""
 
 
 def place(x: np.ndarray, layout: str, offset: int) -> Any:
@@ -63,7 +65,7 @@ PLAIN: dict[str, Any] = {"bias": None, "activation": None, "residual": None, "al
 
 
 @pytest.mark.parametrize(("dtype", "result"), DTYPES, ids=str)
-@pytest.mark.parametrize("shapes", SHAPES, ids=str)
+@pytest.mark.parametrize("shapes", SHAPES + FEW_ROWS[:3], ids=str)
 @pytest.mark.parametrize(
     "layouts", [("plain", "plain"), ("turned", "plain"), ("plain", "turned"), ("turned", "turned")]
 )
@@ -83,7 +85,7 @@ def test_products(dtype: np.dtype, result: np.dtype, shapes: Any, layouts: Any, 
 @pytest.mark.parametrize(("dtype", "result"), DTYPES, ids=str)
 @pytest.mark.parametrize("activation", [None, "relu", "gelu_tanh"])
 @pytest.mark.parametrize("has", ["bias", "residual", "both", "neither"])
-@pytest.mark.parametrize("shapes", [SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[6]], ids=str)
+@pytest.mark.parametrize("shapes", [SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[6], *FEW_ROWS], ids=str)
 def test_what_follows(dtype: np.dtype, result: np.dtype, activation: Any, has: str, shapes: Any) -> None:
     numbers = np.random.default_rng()
     a, b = (numbers.standard_normal(shape).astype(dtype) for shape in shapes)
