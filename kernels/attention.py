@@ -25,7 +25,7 @@ def _allowed(
     xp: ArrayModule,
     queries: int,
     keys: int,
-    offset: Array,
+    offset: Any,
     causal: bool,
     window: tuple[int, int],
     valid: Array | None,
@@ -139,7 +139,7 @@ def attention(
     keys = _with_past(xp, past_key, _by_heads(k, kv_num_heads, "kv_num_heads"))
     values = _with_past(xp, past_value, _by_heads(v, kv_num_heads, "kv_num_heads"))
     length = queries.shape[2]
-    offset = xp.asarray(0 if past_key is None else past_key.shape[2])
+    offset: Any = 0 if past_key is None else past_key.shape[2]
     if nonpad_kv_seqlen is not None:
         offset = (nonpad_kv_seqlen - length).reshape(-1, 1, 1, 1)
     window = (left_window_size, right_window_size)

@@ -20,11 +20,11 @@ _COORDINATES = (
     "tf_half_pixel_for_nn",
     "tf_crop_and_resize",
 )
-_NEAREST: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
-    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
-    "floor": np.floor,
-    "ceil": np.ceil,
+_NEAREST: dict[str, Callable[[ArrayModule, Array], Array]] = {
+    "round_prefer_floor": lambda xp, x: xp.ceil(x - 0.5),
+    "round_prefer_ceil": lambda xp, x: xp.floor(x + 0.5),
+    "floor": lambda xp, x: xp.floor(x),
+    "ceil": lambda xp, x: xp.ceil(x),
 }
 
 
@@ -44,14 +44,14 @@ class Axis:
     scale: float
     region: tuple[float, float]
 
-    def coordinates(self, mode: str, dtype: type[np.float32] | type[np.float64] = np.float32) -> np.ndarray:
+    def coordinates(self, xp: ArrayModule, mode: str, dtype: type[np.float32] | type[np.float64] = np.float32) -> Array:
         """The place in the operand of each element of the result; `dtype` is one of `coordinate_dtype`."""
-        x: np.ndarray = np.arange(self.resized, dtype=dtype)
+        x = xp.arange(self.resized, dtype=dtype)
         n, m, scale, half = self.length, self.resized, dtype(self.scale), dtype(0.5)
         start, end = self.region
         match mode:
             case "pytorch_half_pixel" if m <= 1:
-                return np.zeros(m, dtype)
+                return xp.zeros(m, dtype)
             case "half_pixel" | "pytorch_half_pixel":
                 return (x + half) / scale - half
             case "half_pixel_symmetric":
@@ -60,13 +60,13 @@ class Axis:
             case "tf_half_pixel_for_nn":
                 return (x + half) / scale
             case "align_corners":
-                return x * (n - 1) / (m - 1) if m > 1 else np.zeros(m, dtype)
+                return x * (n - 1) / (m - 1) if m > 1 else xp.zeros(m, dtype)
             case "asymmetric":
                 return x / scale
             case _:
                 if m > 1:
                     return start * (n - 1) + x * (end - start) * (n - 1) / (m - 1)
-                return np.full(m, 0.5 * (start + end) * (n - 1))
+                return xp.full(m, 0.5 * (start + end) * (n - 1))
 
 
 def coordinate_dtype(mode: str, dtype: np.dtype[Any]) -> type[np.float32] | type[np.float64]:
@@ -96,37 +96,37 @@ class Filter:
     antialias: bool
     exclude_outside: bool
 
-    def taps(self, coordinates: np.ndarray, axis: Axis) -> tuple[np.ndarray, np.ndarray]:
+    def taps(self, xp: ArrayModule, coordinates: Array, axis: Axis) -> tuple[Array, Array]:
         """Places and weights, each (resized, taps), of the neighbours that make each element."""
         if self.mode == "nearest":
             # In double precision: half of a place more must not round.
-            places = _NEAREST[self.nearest_mode](coordinates.astype(np.float64))[:, None]
-            return np.clip(places, 0, axis.length - 1).astype(np.int64), np.ones_like(places)
+            places = _NEAREST[self.nearest_mode](xp, coordinates.astype(np.float64))[:, None]
+            return xp.clip(places, 0, axis.length - 1).astype(np.int64), xp.ones_like(places)
         stretch = min(axis.scale, 1.0) if self.antialias else 1.0
         reach = math.ceil((1 if self.mode == "linear" else 2) / stretch)
-        places = np.floor(coordinates)[:, None] + np.arange(-reach + 1, reach + 1)
-        distance = np.abs(places - coordinates[:, None]) * stretch
-        weights = np.maximum(1 - distance, 0) if self.mode == "linear" else self._cubic(distance)
+        places = xp.floor(coordinates)[:, None] + xp.arange(-reach + 1, reach + 1)
+        distance = xp.abs(places - coordinates[:, None]) * stretch
+        weights = xp.maximum(1 - distance, 0) if self.mode == "linear" else self._cubic(xp, distance)
         if self.exclude_outside:
-            weights = np.where((places < 0) | (places > axis.length - 1), 0, weights)
+            weights = xp.where((places < 0) | (places > axis.length - 1), 0, weights)
         weights = weights / weights.sum(axis=1, keepdims=True)
-        return np.clip(places, 0, axis.length - 1).astype(np.int64), weights
+        return xp.clip(places, 0, axis.length - 1).astype(np.int64), weights
 
-    def _cubic(self, t: np.ndarray) -> np.ndarray:
+    def _cubic(self, xp: ArrayModule, t: Array) -> Array:
         a = self.cubic_a
         near = ((a + 2) * t - (a + 3)) * t * t + 1
         far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
-        return np.where(t <= 1, near, np.where(t < 2, far, 0))
+        return xp.where(t <= 1, near, xp.where(t < 2, far, 0))
 
 
-def _resize_axis(xp: ArrayModule, x: Array, dim: int, places: np.ndarray, weights: np.ndarray) -> Array:
+def _resize_axis(xp: ArrayModule, x: Array, dim: int, places: Array, weights: Array) -> Array:
     column = (-1,) + (1,) * (x.ndim - 1 - dim)
     if places.shape[1] == 1:
-        return xp.take(x, xp.asarray(places[:, 0]), axis=dim)
+        return xp.take(x, places[:, 0], axis=dim)
     result = None
     for tap in range(places.shape[1]):
-        weight = xp.asarray(weights[:, tap].astype(x.dtype)).reshape(column)
-        term = xp.take(x, xp.asarray(places[:, tap]), axis=dim) * weight
+        weight = weights[:, tap].astype(x.dtype).reshape(column)
+        term = xp.take(x, places[:, tap], axis=dim) * weight
         result = term if result is None else result + term
     return result
 
@@ -177,11 +177,11 @@ def resize(
     for dim, axis in zip(dims, axes_of, strict=True):
         if axis.length == axis.resized and axis.scale == 1:
             continue  # Of a crop too, as ONNX Runtime has it.
-        coordinates = axis.coordinates(coordinate_transformation_mode, coordinate_dtype(mode, x.dtype))
-        result = _resize_axis(xp, result, dim, *interpolation.taps(coordinates, axis))
+        coordinates = axis.coordinates(xp, coordinate_transformation_mode, coordinate_dtype(mode, x.dtype))
+        result = _resize_axis(xp, result, dim, *interpolation.taps(xp, coordinates, axis))
         if crop:
             beyond = (coordinates < 0) | (coordinates > axis.length - 1)
-            outside.append(xp.asarray(beyond).reshape((-1,) + (1,) * (x.ndim - 1 - dim)))
+            outside.append(beyond.reshape((-1,) + (1,) * (x.ndim - 1 - dim)))
     for beyond in outside:
         result = xp.where(beyond, result.dtype.type(extrapolation_value), result)
     if is_integer(x.dtype) and mode != "nearest":

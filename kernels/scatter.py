@@ -75,8 +75,12 @@ def _combined_on_device(
         xp.add.at(target, keys, values)  # By atomics, which complex numbers have none of.
     else:
         combine = getattr(xp, _COMBINERS[reduction])
-        keys, values = _reduced_by_key(xp, keys, values, combine)
+        keys, values, is_whole = _reduced_by_key(xp, keys, values, combine)
+        # What is a part of another row goes to a row behind all others: to leave it out is to wait for how many stay.
+        target = xp.concatenate([target, xp.zeros((1, slice_size), wide)])
+        keys = xp.where(is_whole, keys, len(target) - 1)
         target[keys] = combine(target[keys], values)
+        target = target[:-1]
     return narrow(target.reshape(x.shape), x.dtype)
 
 
@@ -89,8 +93,8 @@ def _wide_dtype(dtype: "np.dtype[Any]") -> "np.dtype[Any]":
 
 def _reduced_by_key(
     xp: ArrayModule, keys: Array, values: Array, combine: Callable[[Array, Array], Array]
-) -> tuple[Array, Array]:
-    """Each key once, with all its values (rows) combined; the order of combination depends on the keys alone.
+) -> tuple[Array, Array, Array]:
+    """Keys, values (rows) of each combined, and which have all of a key's; the order depends on the keys alone.
 
     Rows are sorted by key. Then each takes in what stands 1, 2, 4, ... rows before it where that has the same key, so
     that the last row of a key holds all of them.
@@ -104,5 +108,4 @@ def _reduced_by_key(
         values = xp.concatenate([values[:reach], taken])
         reach *= 2
     is_last = xp.concatenate([keys[1:] != keys[:-1], xp.ones(1, dtype=bool)])
-    (places,) = xp.nonzero(is_last)
-    return keys[places], values[places]
+    return keys, values, is_last

@@ -59,7 +59,7 @@ def test_what_fails_is_told(monkeypatch: pytest.MonkeyPatch, partition: Path, ca
 
     kernel = lookup("", "MatMul", 13)
     assert kernel is not None
-    monkeypatch.setattr(registry._TABLE, "entries", {("", "MatMul"): [replace(kernel, function=refuse)]})
+    monkeypatch.setitem(registry._TABLE.entries, ("", "MatMul"), [replace(kernel, function=refuse)])
     with strict_device():
         code, printed, _ = call(capsys, "warm", partition)
     assert code == 0

@@ -10,6 +10,7 @@ import pytest
 
 from irpar.kernels import Kernel, KernelError, lookup
 from irpar.kernels.faults import FAULTS
+from tests import strict_graphs
 from tests.strict_device import DTYPES, STRICT, StrictArray
 
 from .conformance import EXCLUDED, Call, Case, cases, onnx_cases
@@ -90,6 +91,31 @@ def test_kernels_wait_for_the_device_only_where_they_must() -> None:
             if StrictArray.reads > before:
                 waiting.add(case.calls[0].kernel.op_type)
     assert waiting == WAITING.keys()
+
+
+# Operators that split CUDA graphs, and why.
+SPLITTING = {
+    **dict.fromkeys(("Compress", "NonZero", "Unique"), "numbers decide how large the results are"),
+    **dict.fromkeys(("NonMaxSuppression", "RoiAlign"), "boxes are read on the host"),
+    "MelWeightMatrix": "made on the host; of constants it is one",
+    **dict.fromkeys(("Constant", "Shape", "Size"), "numbers of the host, where an engine computes them"),
+}
+
+
+def test_kernels_can_be_captured_but_where_they_cannot() -> None:
+    splitting = set()
+    for case in cases():
+        if case.name not in EXCLUDED and is_possible(case) and len(case.calls) == 1:
+            word, stream = StrictArray(np.zeros(1, bool)), STRICT.cuda.Stream()
+            stream.begin_capture()
+            try:
+                with FAULTS.noted(lambda problem, word=word: word):
+                    run(case)
+            except strict_graphs.RefusedError:
+                splitting.add(case.calls[0].kernel.op_type)
+            finally:
+                stream.end_capture()
+    assert splitting == SPLITTING.keys()
 
 
 def test_no_kernel_waits_where_problems_are_noted() -> None:

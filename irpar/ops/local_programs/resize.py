@@ -131,17 +131,18 @@ def _filter(node: Node) -> Filter:
 def taps_of(node: Node, axis: Resized) -> "tuple[Indices, np.ndarray[Any, Any]]":
     """Places and weights, each [resized, taps], of what each element of the result is made of."""
     dtype = coordinate_dtype(_mode(node), tensor_of(node, 0).dtype.numpy)
-    return _filter(node).taps(axis.coordinates(_coordinate_mode(node), dtype), axis)
+    return _filter(node).taps(np, axis.coordinates(np, _coordinate_mode(node), dtype), axis)
 
 
 def _is_clear(node: Node, axis: Resized) -> bool:
     """Whether every engine takes the same nearest elements: where none is halfway, or all places are exact."""
     mode, how = _coordinate_mode(node), _filter(node)
-    places = axis.coordinates(mode)
+    places = axis.coordinates(np, mode)
     rounded = replace(axis, scale=float(np.float32(axis.scale)))
-    if np.array_equal(places, rounded.coordinates(mode, np.float64)):
+    if np.array_equal(places, rounded.coordinates(np, mode, np.float64)):
         return True
-    below, above = (how.taps(places + shift, axis)[0] for shift in (-_ROUNDING * axis.length, _ROUNDING * axis.length))
+    moved = (places + sign * _ROUNDING * axis.length for sign in (-1, 1))
+    below, above = (how.taps(np, each, axis)[0] for each in moved)
     return bool(np.array_equal(below, above))
 
 
