@@ -24,7 +24,7 @@ class Segment:
         inputs: values from outside that are not constants.
         constants: constants of the graph that the nodes read.
         outputs: results that something outside reads.
-        over: the nodes that can write their result over a state that it replaces, and that state, one of the inputs.
+        over: the results that can be written over a state that they replace, and that state, one of the inputs.
     """
 
     index: int
@@ -33,7 +33,7 @@ class Segment:
     inputs: tuple[Value, ...]
     constants: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    over: Mapping[Node, Value] = field(default_factory=dict)
+    over: Mapping[Value, Value] = field(default_factory=dict)
 
     @property
     def label(self) -> str:

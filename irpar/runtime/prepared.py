@@ -15,7 +15,7 @@ from .program import build_program
 from .specs import spec_of
 from .tape import Tape
 
-Key = tuple[int, tuple[Node, ...], tuple[Value, ...], frozenset[Node]]
+Key = tuple[int, tuple[Node, ...], tuple[Value, ...], frozenset[Value]]
 
 
 @dataclass(frozen=True, eq=False)

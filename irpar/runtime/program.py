@@ -63,7 +63,7 @@ def build_program(
     parts = stretches(reads)
     if first is not None and writes_over:
         parts = list(_split(parts, first))
-    over = {new.node: old for new, old in written_over(graph, extra).items() if new.node} if writes_over else {}
+    over = written_over(graph, extra) if writes_over else {}
     made = _instructions(graph, parts, reads, outputs, {} if functions is None else functions, over)
     if first is not None:
         _insert_commit(graph, made, parts, first)
@@ -138,7 +138,7 @@ def _instructions(
     reads: _Reads,
     outputs: Sequence[Value],
     functions: _Functions,
-    over: Mapping[Node, Value],
+    over: Mapping[Value, Value],
 ) -> list[Instruction]:
     found: list[Instruction] = []
     count = 0
@@ -195,14 +195,14 @@ def _read_elsewhere(parts: Sequence[list[Node]], reads: _Reads, outputs: Sequenc
 
 
 def _segment(
-    index: int, graph: Graph, nodes: Sequence[Node], reads: _Reads, wanted: set[Value], over: Mapping[Node, Value]
+    index: int, graph: Graph, nodes: Sequence[Node], reads: _Reads, wanted: set[Value], over: Mapping[Value, Value]
 ) -> Segment:
     made = {value for node in nodes for value in node.results}
     outside = dict.fromkeys(value for node in nodes for value in reads[node] if value not in made)
     inputs = tuple(value for value in outside if not value.is_constant)
     constants = tuple(value for value in outside if value.is_constant)
     outputs = tuple(value for node in nodes for value in node.results if value in wanted)
-    inside = {node: over[node] for node in nodes if node in over}
+    inside = {value: over[value] for node in nodes for value in node.results if value in over}
     return Segment(index, graph, tuple(nodes), inputs, constants, outputs, inside)
 
 

@@ -34,13 +34,13 @@ class Stretch:
     Attributes:
         nodes: in order.
         kept: their results that are read behind them.
-        over: nodes that write their result over a state, and the state: nothing reads it behind them.
+        over: results that are written over a state, and the state: nothing reads it behind them.
         taken: nodes that join no group.
     """
 
     nodes: Sequence[Node]
     kept: Set[Value]
-    over: Mapping[Node, Value] = field(default_factory=dict)
+    over: Mapping[Value, Value] = field(default_factory=dict)
     taken: Set[Node] = frozenset()
 
     @cached_property
@@ -52,9 +52,11 @@ class Stretch:
     def before(self) -> dict[Node, tuple[Node, ...]]:
         """For each node those that it must follow: what it reads comes of them, or they read what it writes over."""
         found = {node: self._producers(node) for node in self.nodes}
-        for node, state in self.over.items():
-            readers = (reader for reader in self._readers(state) if reader is not node)
-            found[node] = tuple(dict.fromkeys((*found[node], *readers)))
+        for value, state in self.over.items():
+            node = value.node
+            if node is not None:
+                readers = (reader for reader in self._readers(state) if reader is not node)
+                found[node] = tuple(dict.fromkeys((*found[node], *readers)))
         return found
 
     def _producers(self, node: Node) -> tuple[Node, ...]:
@@ -131,12 +133,9 @@ class Group:
         )
 
     def fits(self) -> bool:
-        """Whether one kernel is not too large for this, and writes nothing else beside what it writes over a state."""
-        results = self.results()
-        if len(results) > 1 and any(node in self.stretch.over for node in self.members):
-            return False
+        """Whether one kernel is not too large for this."""
         steps = sum(len(one.steps) for one in self.members.values())
-        return len(self.operands()) <= MOST_OPERANDS and len(results) <= MOST_RESULTS and steps <= MOST_STEPS
+        return len(self.operands()) <= MOST_OPERANDS and len(self.results()) <= MOST_RESULTS and steps <= MOST_STEPS
 
 
 def groups_of(stretch: Stretch) -> list[Group]:

@@ -61,7 +61,8 @@ def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit], set[Node]]:
     And nodes that nothing reads any more. Attentions are those of nodes of at least one version of the operator set.
     """
     found, unread = attentions(stretch.nodes, stretch.kept, version)
-    if any(node in stretch.over for node in unread.union(*(attention.members for attention in found))):
+    gone = unread.union(*(attention.members for attention in found))
+    if any(value.node in gone for value in stretch.over):
         found, unread = [], set()
     if found:
         stretch = replace(

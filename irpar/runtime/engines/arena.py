@@ -1,6 +1,6 @@
 """Results of nodes in an arena: places that are decided once, in memory that a rank uses again and again."""
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -139,10 +139,22 @@ def arena_layout(
     return ArenaLayout(nodes, slots, scratch, nbytes)
 
 
-def places_of(segment: Segment) -> dict[Node, int]:
-    """The nodes of a segment that may write over a state, and which of its inputs that is."""
+def places_of(segment: Segment) -> dict[Value, int]:
+    """The results of a segment that may be written over a state, and which of its inputs that is."""
     places = {value: place for place, value in enumerate(segment.inputs)}
-    return {node: places[state] for node, state in segment.over.items()}
+    return {value: places[state] for value, state in segment.over.items()}
+
+
+def with_states(into: Mapping[Node, Any], nodes: Iterable[Node], states: Mapping[Value, Any]) -> dict[Node, Any]:
+    """Where results of nodes go, where some of them go over arrays of a state."""
+    found = dict(into)
+    for node in nodes:
+        if not states.keys().isdisjoint(node.results):
+            given = into.get(node)
+            places = given if isinstance(given, tuple) else (given,) * len(node.results)
+            arrays = tuple(states.get(value, place) for value, place in zip(node.results, places, strict=True))
+            found[node] = arrays[0] if len(arrays) == 1 else arrays
+    return found
 
 
 def _has_place(value: Value, dtypes: "Set[np.dtype[Any]] | None") -> bool:

@@ -56,10 +56,10 @@ def _outside(segment: Segment, inside: Set[Any], last: Mapping[Value, int]) -> I
     for step, node in enumerate(segment.nodes):
         if node.attributes or node.callee is not None:
             yield Lifetime(node, nested_bytes(node), step, step)
-        if node in segment.over or (traits(node).view and not writes_out(node)):
+        if traits(node).view and not writes_out(node):
             continue
         for value in node.results:
-            if value not in inside:
+            if value not in inside and value not in segment.over:
                 yield Lifetime(value, value_bytes(value), step, last.get(value, step))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_memory
 
-from .arena import Arena, arena_layout, places_of
+from .arena import Arena, arena_layout, places_of, with_states
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings
 from .bodies import Body, Scope
@@ -19,6 +19,7 @@ class NumpySegment:
 
     def __init__(self, segment: Segment, constants: Constants) -> None:
         self._layout = arena_layout(segment, with_scratch=True)
+        self._nodes = segment.nodes
         self._over = places_of(segment)
         self._constants = {value: constants.array(value) for value in segment.constants}
         self._body = Body(segment.nodes, segment.inputs, segment.outputs, (), Scope(ON_HOST))
@@ -32,8 +33,8 @@ class NumpySegment:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
         into, scratch = ({}, {}) if arena is None else arena.buffers(self._layout)
         if writes_over:
-            states = {node: inputs[place] for node, place in self._over.items()}
-            into = {**into, **{node: array for node, array in states.items() if ON_HOST.is_own(array)}}
+            states = {value: inputs[place] for value, place in self._over.items()}
+            into = with_states(into, self._nodes, {value: one for value, one in states.items() if ON_HOST.is_own(one)})
         results = self._body.take(inputs, Environment(self._constants, into, scratch))
         return results if arena is None else [arena.copied_out(result) for result in results]
 

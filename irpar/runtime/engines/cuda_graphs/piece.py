@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from irpar.analysis.engines import writes_out
 from irpar.ir import Node, Value, tensor_type
-from irpar.runtime.engines.arena import Arena
+from irpar.runtime.engines.arena import Arena, with_states
 from irpar.runtime.engines.device_arrays import DEVICE_DTYPES, DeviceArrays, Held
 from irpar.runtime.engines.lanes import RankStream
 from irpar.runtime.engines.operation import Environment
@@ -202,7 +202,7 @@ class Piece:
         key: Key,
         held: list[Any],
         environment: Environment,
-        over: Mapping[Node, Value],
+        over: Mapping[Value, Value],
         arena: Arena | None,
         lane: RankStream,
     ) -> CapturedGraph:
@@ -212,7 +212,7 @@ class Piece:
             key: what it is for.
             held: what the rank holds.
             environment: constants, and where results go.
-            over: nodes that write over a state.
+            over: results that are written over a state.
             arena: of the run.
             lane: the stream.
 
@@ -228,8 +228,9 @@ class Piece:
         for value, slot in zip(self._on_host, self._host_slots, strict=True):
             environment[value] = Held(self._arrays.host(held[slot]).copy())
         into = {**environment.into, **self._room_for_results(environment.into)}
-        into |= {node: environment[state] for node, state in over.items() if self._arrays.is_own(environment[state])}
-        environment.into = into
+        states = {value: environment[state] for value, state in over.items()}
+        replaced = {value: state for value, state in states.items() if self._arrays.is_own(state)}
+        environment.into = with_states(into, (one.node for one in self.stretch.instructions), replaced)
         recording = self._record(environment, arena, lane)
         made = [(self._slots[value], environment[value]) for value in self.stretch.makes]
         places = {_place(array): self._slots[value] for value, array in zip(self._bound, bound, strict=True)}

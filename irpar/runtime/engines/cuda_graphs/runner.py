@@ -7,7 +7,7 @@ from typing import Any
 from irpar.ir import Node, Value
 from irpar.kernels import KernelError
 from irpar.ops.effects import is_compute
-from irpar.runtime.engines.arena import Arena, ArenaLayout
+from irpar.runtime.engines.arena import Arena, ArenaLayout, with_states
 from irpar.runtime.engines.bodies import Body, run
 from irpar.runtime.engines.device_arrays import DeviceArrays, Held, Notes
 from irpar.runtime.engines.lanes import RankStream
@@ -183,9 +183,9 @@ class Runner:
         for value in stretch.frees:
             held[self._slots[value]] = None
         if writes_over:
-            states = {node: environment[state] for node, state in self._over(stretch).items()}
-            own = {node: state for node, state in states.items() if self._arrays.is_own(state)}
-            environment.into = {**environment.into, **own}
+            states = {value: environment[state] for value, state in self._over(stretch).items()}
+            own = {value: state for value, state in states.items() if self._arrays.is_own(state)}
+            environment.into = with_states(environment.into, (one.node for one in stretch.instructions), own)
             del states, own
         run(stretch.instructions, environment, self._arrays)
         for value in stretch.makes:
@@ -195,11 +195,11 @@ class Runner:
         into = {} if arena is None else arena.buffers(self._program.layout).into
         return Environment(self._program.constants, into)
 
-    def _over(self, stretch: Stretch) -> dict[Node, Value]:
-        """The nodes of a stretch that may write over a state that it reads."""
+    def _over(self, stretch: Stretch) -> dict[Value, Value]:
+        """The results of a stretch that may be written over a state that it reads."""
         over, reads = self._program.segment.over, {*stretch.reads}
-        nodes = (one.node for one in stretch.instructions)
-        return {node: over[node] for node in nodes if node in over and over[node] in reads}
+        made = (value for one in stretch.instructions for value in one.results)
+        return {value: over[value] for value in made if value in over and over[value] in reads}
 
     # -- pieces ---------------------------------------------------------------------------------------------------
 
