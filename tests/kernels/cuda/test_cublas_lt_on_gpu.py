@@ -1,5 +1,6 @@
 """Products by cuBLASLt on a device, against numpy in float64: layouts, epilogues, what lies around, CUDA graphs."""
 
+import itertools
 from typing import Any
 
 import ml_dtypes
@@ -66,39 +67,38 @@ PLAIN: dict[str, Any] = {"bias": None, "activation": None, "residual": None, "al
 
 @pytest.mark.parametrize(("dtype", "result"), DTYPES, ids=str)
 @pytest.mark.parametrize("shapes", SHAPES + FEW_ROWS[:3], ids=str)
-@pytest.mark.parametrize(
-    "layouts", [("plain", "plain"), ("turned", "plain"), ("plain", "turned"), ("turned", "turned")]
-)
-@pytest.mark.parametrize("offsets", [(0, 0, 0), (1, 3, 1), (8, 0, 4)], ids=str)
-def test_products(dtype: np.dtype, result: np.dtype, shapes: Any, layouts: Any, offsets: Any) -> None:
+def test_products(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
     numbers = np.random.default_rng()
     a, b = (numbers.standard_normal(shape).astype(dtype) for shape in shapes)
-    left, right = (place(x, layout, offset) for x, layout, offset in zip((a, b), layouts, offsets, strict=False))
     shape = np.matmul(a.astype(F64), b.astype(F64)).shape
-    out, memory = guarded(shape, result, offsets[2])
-    assert matmul(cupy(), left, right, out, dtype=result) is out
-    check_close(out, a, b, UNIT[result], **PLAIN)
-    edges = cupy().concatenate([memory[: offsets[2] + GUARD], memory[-GUARD:]])
-    np.testing.assert_array_equal(cupy().asnumpy(edges), np.asarray(POISON).astype(result))
+    for layouts in itertools.product(("plain", "turned"), repeat=2):
+        for offsets in ((0, 0, 0), (1, 3, 1), (8, 0, 4)):
+            left, right = (place(x, *how) for x, *how in zip((a, b), layouts, offsets, strict=False))
+            out, memory = guarded(shape, result, offsets[2])
+            assert matmul(cupy(), left, right, out, dtype=result) is out
+            check_close(out, a, b, UNIT[result], **PLAIN)
+            edges = cupy().concatenate([memory[: offsets[2] + GUARD], memory[-GUARD:]])
+            np.testing.assert_array_equal(cupy().asnumpy(edges), np.asarray(POISON).astype(result))
 
 
 @pytest.mark.parametrize(("dtype", "result"), DTYPES, ids=str)
-@pytest.mark.parametrize("activation", [None, "relu", "gelu_tanh"])
-@pytest.mark.parametrize("has", ["bias", "residual", "both", "neither"])
 @pytest.mark.parametrize("shapes", [SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[6], *FEW_ROWS], ids=str)
-def test_what_follows(dtype: np.dtype, result: np.dtype, activation: Any, has: str, shapes: Any) -> None:
+def test_what_follows(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
     numbers = np.random.default_rng()
     a, b = (numbers.standard_normal(shape).astype(dtype) for shape in shapes)
     shape = np.matmul(a.astype(F64), b.astype(F64)).shape
-    bias = numbers.standard_normal(shape[-1]).astype(dtype) if has in ("bias", "both") else None
-    residual = numbers.standard_normal(shape).astype(dtype) if has in ("residual", "both") else None
-    out, _ = guarded(shape, result, 0)
-    addends: dict[str, Any] = {"activation": activation, "alpha": 0.5, "beta": 1.0}
-    placed = {name: None if x is None else cupy().asarray(x) for name, x in (("bias", bias), ("residual", residual))}
-    matmul(cupy(), place(a, "plain", 0), place(b, "plain", 0), out, dtype=result, **placed, **addends)
-    # The library computes tanh in hardware, to some 2**-11.
-    unit = max(UNIT[result], 2.0**-10) if activation == "gelu_tanh" and result != F64 else UNIT[result]
-    check_close(out, a, b, 2 * unit, bias=bias, residual=residual, **addends)
+    bias, residual = (numbers.standard_normal(x).astype(dtype) for x in (shape[-1], shape))
+    left, right = place(a, "plain", 0), place(b, "plain", 0)
+    for activation in (None, "relu", "gelu_tanh"):
+        # The library computes tanh in hardware, to some 2**-11.
+        unit = max(UNIT[result], 2.0**-10) if activation == "gelu_tanh" and result != F64 else UNIT[result]
+        for given in ((bias, None), (None, residual), (bias, residual), (None, None)):
+            addends = dict(zip(("bias", "residual"), given, strict=True))
+            placed = {name: None if x is None else cupy().asarray(x) for name, x in addends.items()}
+            factors: dict[str, Any] = {"activation": activation, "alpha": 0.5, "beta": 1.0}
+            out, _ = guarded(shape, result, 0)
+            assert matmul(cupy(), left, right, out, dtype=result, **placed, **factors) is out
+            check_close(out, a, b, 2 * unit, **addends, **factors)
 
 
 @pytest.mark.parametrize("batch", [65535, 65536, 70001])
