@@ -12,6 +12,10 @@ STATIC_SHARED_BYTES = 48 * 1024
 """What a block may use of shared memory unasked."""
 
 
+class CompileError(Exception):
+    """A program cannot be compiled for the device, or not be loaded there."""
+
+
 class Gpu:
     """The device that was the current one when this was made.
 
@@ -43,13 +47,25 @@ class Gpu:
         return int(x.data.ptr)
 
     def function(self, program: Program, name: str) -> Any:
-        """A function of a program, compiled when it is first asked for; CuPy keeps on disk what it compiled."""
+        """A function of a program, compiled when it is first asked for; CuPy keeps on disk what it compiled.
+
+        Raises:
+            CompileError: that failed.
+        """
         found = self._functions.get((program, name))
         if found is None:
-            if program not in self._modules:
-                self._modules[program] = self.module.RawModule(code=program.source, options=program.options(self.arch))
-            found = self._functions[program, name] = self._modules[program].get_function(name)
+            try:
+                found = self._functions[program, name] = self._compiled(program).get_function(name)
+            except Exception as error:
+                lines = str(error).strip().splitlines() or [type(error).__name__]
+                told = next((line for line in lines if "error" in line), lines[0])
+                raise CompileError(f"its CUDA kernel {name} cannot be compiled: {told}") from error
         return found
+
+    def _compiled(self, program: Program) -> Any:
+        if program not in self._modules:
+            self._modules[program] = self.module.RawModule(code=program.source, options=program.options(self.arch))
+        return self._modules[program]
 
     def launch(
         self,

@@ -113,6 +113,12 @@ class Notes:
         with self._lock:
             self._lines.setdefault(node.operator, f"{node.operator} runs on the host: {reason} (node {node.label})")
 
+    def add_generic(self, node: Node, reason: str) -> None:
+        """Note that an operator has a CUDA kernel, which cannot be used."""
+        with self._lock:
+            line = f"{node.operator} runs by CuPy's functions: {reason} (node {node.label})"
+            self._lines.setdefault(f"{node.operator} generic", line)
+
     def add_apart(self, node: Node, reason: str) -> None:
         """Note that an operator splits what is captured in CUDA graphs; one that runs on the host has its line."""
         with self._lock:
@@ -368,7 +374,12 @@ class PlacedKernel:
         operands = self._on_device(inputs, self._cuda.signature)
         # What is made while a graph is captured is there when it is replayed, and not before.
         kept = self._kept.frozen() if self._arrays.transfer.is_capturing() else self._kept
-        return self._cuda(self._arrays.gpu(), operands, self._attributes, len(self._dtypes), out, kept)
+        try:
+            return self._cuda(self._arrays.gpu(), operands, self._attributes, len(self._dtypes), out, kept)
+        except cuda.CompileError as error:
+            self._arrays.notes.add_generic(self._node, str(error))
+            self._cuda = None
+            return None
 
     def _on_device(self, inputs: list[Any], signature: Signature) -> list[Any]:
         """Operands where a function with a signature reads them."""

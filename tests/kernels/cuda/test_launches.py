@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from irpar.kernels.cuda import Gpu, Gpus, Program
+from irpar.kernels.cuda import CompileError, Gpu, Gpus, Program
 
 PROGRAM = Program('extern "C" __global__ void f(float *x) {}', (("N", "3"),))
 
@@ -60,6 +60,15 @@ def test_a_program_is_compiled_once_for_a_device(cupy: Any) -> None:
     assert f.calls == [((4, 1, 1), (32, 2, 1), (x, np.int32(1)), 60_000)] * 2
     assert f.max_dynamic_shared_size_bytes == 60_000
     assert made.functions["g"].calls == [((1, 2, 3), (64, 1, 1), (), 0)]
+
+
+def test_what_cannot_be_compiled_is_told(cupy: Any) -> None:
+    def refuse(code: str, options: tuple[str, ...]) -> None:
+        raise RuntimeError("nvrtc failed\nprogram.cu(3): error: what is this\n1 error detected")
+
+    cupy.RawModule = refuse
+    with pytest.raises(CompileError, match=r"its CUDA kernel f cannot be compiled: .*what is this$"):
+        Gpu(cupy).launch(PROGRAM, "f", 1, 1, ())
 
 
 def test_no_blocks_are_no_launch(cupy: Any) -> None:

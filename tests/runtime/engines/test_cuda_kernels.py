@@ -86,6 +86,23 @@ def test_a_kernel_that_gives_another_dtype_is_put_right() -> None:
     assert run().dtype == np.float32
 
 
+def test_where_a_source_cannot_be_compiled_the_other_computes() -> None:
+    asked: list[str] = []
+
+    @registry.cuda_kernel("Relu", since=14)
+    def relu(gpu: Any, x: Array) -> Array:
+        asked.append("relu")
+        raise cuda.CompileError("its CUDA kernel relu cannot be compiled: why")
+
+    with Executor(module(TEXT), Mesh({"x": 1}), engine="cupy", strict=True) as executor:
+        for _ in range(2):
+            y = executor.run({"x": np.ones((4, 100), np.float32)})["y"]
+            np.testing.assert_array_equal(y, np.full(4, 100))
+        told = "Relu runs by CuPy's functions: its CUDA kernel relu cannot be compiled: why (node /relu)"
+        assert executor.notes == (told,)
+    assert asked == ["relu"]
+
+
 def test_without_a_compiler_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(STRICT, "RawModule")
 
