@@ -153,39 +153,35 @@ def _measured(program: Program, context: Context) -> dict[str, int]:
 
 
 def _on_device(program: Program, partition: irpar.Partition, context: Context) -> tuple[int, int, int]:
-    """What CuPy's pools have given out at most, uploaded weights among it, workspaces apart, what these take, and what
-    the default pool then holds.
-    """
+    """What CuPy's pool has given out at most, workspaces apart; what these take; and what the pool then holds."""
     import cupy
-
-    class Watch(cupy.cuda.MemoryHook):  # type: ignore[misc]
-        """Counts what pools give out to this thread, in which the only rank computes."""
-
-        name = "irpar-memory-check"
-
-        def __init__(self) -> None:
-            self.blocks: dict[int, int] = {}  # Of earlier programs none: such may be freed in here.
-            self.held = self.most = 0
-
-        def malloc_postprocess(self, **told: int) -> None:
-            self.blocks[told["mem_ptr"]] = told["mem_size"]
-            self.held += told["mem_size"]
-            self.most = max(self.most, self.held)
-
-        def free_postprocess(self, **told: int) -> None:
-            self.held -= self.blocks.pop(told["mem_ptr"], 0)
 
     gc.collect()
     pool = cupy.get_default_memory_pool()
     pool.free_all_blocks()
-    before = cublas_lt.workspace_bytes()
-    # By NCCL what stays with a rank from step to step stays on its device.
-    with Watch() as watch, partition.executor(context.engine, context.group) as executor:
+    before, begin = cublas_lt.workspace_bytes(), pool.used_bytes()
+
+    class Watch(cupy.cuda.MemoryHook):  # type: ignore[misc]
+        """Looks whenever memory is given out to this thread, in which the only rank computes.
+
+        Memory of CUDA graphs is taken from the default pool and given out by another, which tells of it too: what is
+        used of the default pool is all of it once.
+        """
+
+        name = "irpar-memory-check"
+        most = 0
+
+        def malloc_postprocess(self, **_: int) -> None:
+            self.most = max(self.most, pool.used_bytes())
+
+    # By NCCL the state that stays with a rank from step to step stays on its device.
+    group = context.group if partition.plan.state else "threads"
+    with Watch() as watch, partition.executor(context.engine, group) as executor:
         for number, _ in enumerate(program.runs(partition, executor)):
             if number == 0:
-                watch.most = watch.held
+                watch.most = pool.used_bytes()
         workspace = cublas_lt.workspace_bytes() - before
-        return watch.most - workspace, workspace, pool.total_bytes()
+        return watch.most - begin - workspace, workspace, pool.total_bytes()
 
 
 def _on_host(program: Program, partition: irpar.Partition, context: Context) -> tuple[int, int, int]:

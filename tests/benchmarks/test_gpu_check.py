@@ -211,25 +211,22 @@ def test_pools_are_watched(context: Context, monkeypatch: pytest.MonkeyPatch) ->
         def __exit__(self, *_: Any) -> None:
             hooks.remove(self)
 
-    pool = SimpleNamespace(free_all_blocks=lambda: None, total_bytes=lambda: 4096)
+    used = [512]
+    pool = SimpleNamespace(free_all_blocks=lambda: None, total_bytes=lambda: 8192, used_bytes=lambda: used[-1])
     cupy = SimpleNamespace(cuda=SimpleNamespace(MemoryHook=Hook), get_default_memory_pool=lambda: pool)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
 
     def runs(partition: Any, executor: Any) -> Iterator[None]:
-        told = {"malloc": hooks[0].malloc_postprocess, "free": hooks[0].free_postprocess}
-        first, second = (
-            (("malloc", 1, 3072), ("malloc", 2, 1024), ("free", 1, 3072)),
-            (("free", 9, 512), ("malloc", 1, 512)),
-        )
-        for blocks in (first, (*second, ("free", 2, 1024), ("malloc", 3, 512))):
+        for sizes in ((4096, 1024), (1536, 2048, 1024)):
+            for size in sizes:
+                used.append(size)
+                hooks[0].malloc_postprocess(device_id=0, size=size, mem_size=size, mem_ptr=1, pmem_id=1)
             monkeypatch.setattr(cublas_lt, "workspace_bytes", lambda: 256)
-            for what, place, size in blocks:
-                told[what](device_id=0, mem_size=size, mem_ptr=place, pmem_id=1)
             yield
 
     mlp = next(one for one in memory.programs() if one.name == "mlp, inference")
     with mlp.make() as partition:
-        assert memory._on_device(replace(mlp, runs=runs), partition, context) == (1280, 256, 4096)
+        assert memory._on_device(replace(mlp, runs=runs), partition, context) == (2048 - 512 - 256, 256, 8192)
     assert hooks == []
 
 

@@ -32,25 +32,30 @@ class ArenaLayout:
     Attributes:
         nodes: those that write results which have one.
         slots: by result.
+        inputs: where inputs are copied to.
         scratch: where what a kernel needs beside its results lies, by node: offset and bytes.
         nbytes: what the arena must hold at least.
     """
 
     nodes: tuple[Node, ...]
     slots: Mapping[Value, Slot]
+    inputs: Mapping[Value, Slot]
     scratch: Mapping[Node, tuple[int, int]]
     nbytes: int
 
 
 class Buffers(NamedTuple):
-    """Arrays in an arena, by node.
+    """Arrays in an arena.
 
     Attributes:
-        into: that its kernel writes its result into; where it has several, a tuple with None for what has no place.
-        scratch: bytes for what the kernel needs beside.
+        into: what the kernel of a node writes its result into; where it has several, a tuple with None for what has no
+            place.
+        inputs: where inputs are copied to.
+        scratch: bytes for what the kernel of a node needs beside.
     """
 
     into: Mapping[Node, Any]
+    inputs: Mapping[Value, Any]
     scratch: Mapping[Node, Any]
 
 
@@ -81,7 +86,8 @@ class Arena:
         if found is None:
             into = {node: self._into(node, layout.slots) for node in layout.nodes}
             scratch = {node: self.memory[start : start + size] for node, (start, size) in layout.scratch.items()}
-            found = self._buffers[layout] = Buffers(into, scratch)
+            inputs = {value: self._buffer(slot) for value, slot in layout.inputs.items()}
+            found = self._buffers[layout] = Buffers(into, inputs, scratch)
         return found
 
     def _into(self, node: Node, slots: Mapping[Value, Slot]) -> Any:
@@ -101,11 +107,16 @@ class Arena:
 
 
 def arena_layout(
-    segment: Segment, with_scratch: bool = False, dtypes: "Set[np.dtype[Any]] | None" = None, beside: bool = False
+    segment: Segment,
+    with_scratch: bool = False,
+    dtypes: "Set[np.dtype[Any]] | None" = None,
+    beside: bool = False,
+    with_ends: bool = False,
 ) -> ArenaLayout:
-    """Places for the results inside a segment that kernels can write into arrays that they are given.
+    """Places for the results of a segment that kernels can write into arrays that they are given.
 
-    What a node gives that cannot do so may be a view of what it reads, which is then held as long.
+    Outputs have none, unless they are copied from there in the end. What a node gives that cannot do so may be a view
+    of what it reads, which is then held as long.
 
     Args:
         segment: it.
@@ -113,11 +124,17 @@ def arena_layout(
         dtypes: those that results may have; None: all.
         beside: whether results may also lie outside, where memory is allocated and freed at little cost: as many do so
             as lets the segment take no more than what it holds at once.
+        with_ends: whether inputs are copied to the arena, and outputs from it; state lies elsewhere.
     """
     writing = frozenset(filter(writes_out, segment.nodes))
     last = _last_steps(segment, writing)
-    outside = frozenset(segment.outputs)
     held: list[Lifetime[Value | Node]] = []
+    if with_ends:
+        outside = {*segment.over}
+        copied = [value for value in segment.inputs if value not in segment.graph.states and _has_place(value, dtypes)]
+        held.extend(Lifetime(value, value.tensor_type.nbytes, 0, last.get(value, 0)) for value in copied)
+    else:
+        outside = {*segment.outputs}
     for step, node in enumerate(segment.nodes):
         if with_scratch and (needed := scratch_bytes(node)):
             held.append(Lifetime(node, needed, step, step))
@@ -135,8 +152,9 @@ def arena_layout(
         if isinstance(one.key, Value)
     }
     scratch = {one.key: (found.offsets[one.key], one.nbytes) for one in held if isinstance(one.key, Node)}
+    inputs = {value: slots.pop(value) for value in segment.inputs if value in slots}
     nodes = tuple(node for node in segment.nodes if not slots.keys().isdisjoint(node.results))
-    return ArenaLayout(nodes, slots, scratch, nbytes)
+    return ArenaLayout(nodes, slots, inputs, scratch, nbytes)
 
 
 def places_of(segment: Segment) -> dict[Value, int]:

@@ -52,7 +52,8 @@ def height(segment: Segment, held: Sequence[Lifetime[Any]], found: Offsets[Any],
 def _outside(segment: Segment, inside: Set[Any], last: Mapping[Value, int]) -> Iterable[Lifetime[Any]]:
     """What a segment holds that has no place in the arena, views and what is written over state apart."""
     for value in segment.inputs:
-        yield Lifetime(value, value_bytes(value), 0, last.get(value, len(segment.nodes)))
+        if value not in inside:
+            yield Lifetime(value, value_bytes(value), 0, last.get(value, len(segment.nodes)))
     for step, node in enumerate(segment.nodes):
         if node.attributes or node.callee is not None:
             yield Lifetime(node, nested_bytes(node), step, step)

@@ -71,7 +71,8 @@ class CupySegment:
 
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
         segment = fused(segment)
-        self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES, beside=True)
+        ends = not engine.keep_on_device
+        self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES, beside=True, with_ends=ends)
         self._engine = engine
         self._segment = segment
         self._programs: dict[int, Program] = {}

@@ -31,7 +31,7 @@ class NumpySegment:
 
     def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
-        into, scratch = ({}, {}) if arena is None else arena.buffers(self._layout)
+        into, _, scratch = ({}, {}, {}) if arena is None else arena.buffers(self._layout)
         if writes_over:
             states = {value: inputs[place] for value, place in self._over.items()}
             into = with_states(into, self._nodes, {value: one for value, one in states.items() if ON_HOST.is_own(one)})

@@ -96,6 +96,17 @@ def test_a_low_arena_gives_the_same_numbers(family, monkeypatch):
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5)
 
 
+def test_inputs_and_outputs_have_places_where_they_are_copied():
+    layout = arena_layout(segment_of(module(REUSED)), with_ends=True)
+    assert {value.name for value in layout.inputs} == {"x"}
+    assert {value.name for value in layout.slots} == set("abced")
+    assert layout.nbytes == 3 * 4096
+    buffers = poisoned(layout.nbytes).buffers(layout)
+    (x,), results = buffers.inputs.values(), {node.result.name: array for node, array in buffers.into.items()}
+    assert not any(np.shares_memory(x, results[name]) for name in "abce")
+    assert not np.shares_memory(results["d"], results["c"])
+
+
 def test_results_are_arrays_of_their_own():
     segment, arena = compiled(module(REUSED)), poisoned(8192)
     x = np.linspace(-1, 1, 1024, dtype=np.float32)

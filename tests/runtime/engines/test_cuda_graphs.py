@@ -96,6 +96,15 @@ def test_results_that_stay_on_the_device_outlive_later_replays() -> None:
         np.testing.assert_array_equal(result._array, chain.expected(array)[0])
 
 
+def test_inputs_and_outputs_that_lie_on_the_host_have_places_in_the_arena() -> None:
+    chain = compiled(CHAIN.replace("[n, 8]", "[3, 8]"))
+    arena = chain.engine.arena(0, chain.device.arena_bytes)
+    for run in range(4):
+        chain.check(numbers(3, 8, seed=run), arena=arena)
+    assert chain.captured == (1, 4, 0)
+    assert chain.engine.lanes._lanes[0].lent == {id(piece.memory_of(arena.memory))}  # Replays write nowhere else.
+
+
 def test_inputs_of_any_layout_are_copied_in() -> None:
     chain = compiled(CHAIN, keep_on_device=True)
     for run in range(4):

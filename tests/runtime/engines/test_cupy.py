@@ -249,8 +249,11 @@ def test_memory_that_lacks_is_told_with_the_node(monkeypatch: pytest.MonkeyPatch
         assert raised.value.where == "node /exp"
         assert "smaller batch" in (raised.value.do or "")
     monkeypatch.setattr(STRICT, "empty", full_above(300))
-    with pytest.raises(RunError, match="copying what the segment reads or produces failed on the device"):
+    with pytest.raises(EngineError, match="an arena of 848 bytes has no room on the device") as no_arena:
         run_text(text, x)
+    assert no_arena.value.where == "rank 0"
+    with pytest.raises(RunError, match="copying what the segment reads or produces failed on the device"):
+        run_text(text.replace("100", "k"), x)
 
 
 def test_weights_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

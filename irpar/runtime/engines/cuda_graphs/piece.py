@@ -59,7 +59,7 @@ class Origins(NamedTuple):
     Attributes:
         on_host: the host reads their numbers.
         bound: they lie where they lay in the last run, as a rule.
-        leaving: what leaves the segment, and may not lie in the arena.
+        leaving: what leaves the segment on the device, and may not lie in the arena.
     """
 
     on_host: frozenset[Value]
@@ -202,6 +202,7 @@ class Piece:
         key: Key,
         held: list[Any],
         environment: Environment,
+        rooms: Mapping[Value, Any],
         over: Mapping[Value, Value],
         arena: Arena | None,
         lane: RankStream,
@@ -212,6 +213,7 @@ class Piece:
             key: what it is for.
             held: what the rank holds.
             environment: constants, and where results go.
+            rooms: where inputs of known size are copied to.
             over: results that are written over a state.
             arena: of the run.
             lane: the stream.
@@ -221,7 +223,10 @@ class Piece:
             MemoryError: there is no room.
         """
         self._captures += 1
-        copied = [CopiedInput(slot, self._room(held[slot])) for slot in self._copied_slots]
+        copied = [
+            CopiedInput(slot, self._room(held[slot], rooms.get(value)))
+            for value, slot in zip(self._copied, self._copied_slots, strict=True)
+        ]
         bound = list(self._take_bound(held))
         environment.update(zip(self._copied, (array for _, array in copied), strict=True))
         environment.update(zip(self._bound, bound, strict=True))
@@ -269,8 +274,11 @@ class Piece:
             raise CaptureError(node) from error
         return recording
 
-    def _room(self, value: Any) -> Any:
+    def _room(self, value: Any, room: Any) -> Any:
+        """Where an input is copied to: `room`, where it fits there."""
         array = value.host if isinstance(value, Held) else value
+        if room is not None and (room.shape, room.dtype) == (array.shape, array.dtype):
+            return room
         return self._arrays.module.empty(array.shape, array.dtype)
 
     def _room_for_results(self, into: Mapping[Node, Any]) -> dict[Node, Any]:

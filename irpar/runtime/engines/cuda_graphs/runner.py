@@ -157,7 +157,9 @@ class Runner:
         on_host = self._program.on_host
         read = (value for value in stretch.reads if value in on_host)
         read_there = (value for value in read if next(following(stretch.instructions, value, on_host), None))
-        return Origins(frozenset(read_there), frozenset(self._bound), frozenset(self._program.segment.outputs))
+        # What is copied to the host before another run begins may lie anywhere.
+        leaving = self._program.segment.outputs if self._keep_on_device else ()
+        return Origins(frozenset(read_there), frozenset(self._bound), frozenset(leaving))
 
     def _steady_inputs(self) -> set[Value]:
         """The inputs that lie where they lay in the last run, as a rule: state, and what other segments give.
@@ -237,7 +239,8 @@ class Runner:
         self, piece: Piece, key: Key, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream
     ) -> CapturedGraph:
         over = self._over(piece.stretch) if writes_over else {}
-        graph = piece.capture(key, held, self._environment(arena), over, arena, lane)
+        rooms = {} if arena is None else arena.buffers(self._program.layout).inputs
+        graph = piece.capture(key, held, self._environment(arena), rooms, over, arena, lane)
         for node, reason in tuple(self._program.apart.items()):
             self._notes.add_apart(node, reason)
         return graph
