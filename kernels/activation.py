@@ -36,14 +36,19 @@ def sigmoid(xp: ArrayModule, x: Array) -> Array:
     return sigmoid_of(xp, x)
 
 
+def gelu_of_tanh(xp: ArrayModule, x: Array) -> Array:
+    """Gaussian error linear unit by tanh, of a float32 or float64 array."""
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
+    return 0.5 * x * (1 + xp.tanh(inner))
+
+
 @kernel("Gelu", since=20)
 @elementwise
 def gelu(xp: ArrayModule, x: Array, *, approximate: str = "none") -> Array:
     """Gaussian error linear unit, exact or by tanh."""
     one_of("approximate", approximate, ("none", "tanh"))
     if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
-        return 0.5 * x * (1 + xp.tanh(inner))
+        return gelu_of_tanh(xp, x)
     return 0.5 * x * (1 + erf_of(xp, x * x.dtype.type(math.sqrt(0.5))))
 
 

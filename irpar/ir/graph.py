@@ -114,7 +114,7 @@ class Node:
     def stand_in(
         cls,
         op_type: str,
-        operands: Sequence[Value],
+        operands: Sequence[Value | None],
         attributes_: Mapping[str, Any],
         results: Sequence[Value],
         **facts: Any,

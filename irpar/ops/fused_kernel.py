@@ -9,8 +9,9 @@ from irpar.ir import DOMAIN, Node, Strings, TensorType, Type, Value, dtype_of_nu
 from irpar.kernels.expression import DTYPES, Expression, ExpressionError, Number, Operand, Step, parse
 from irpar.sharding import IrparError
 
-from .facts import CannotTellError
+from .facts import CannotTellError, dims_of, needed, operand, result_shape, tensor_of, text_attribute
 from .gradients.writer import GradientWriter
+from .matmul import cost_matmul, matmul_dims
 from .op_def import OpDef
 from .registry import define
 
@@ -95,7 +96,7 @@ class _Writer:
         if "axes" in attributes:
             return self._along(step, operands[0])
         if step.op_type == "Gelu" and self._opset < 20:
-            return self._gelu(operands[0], attributes["approximate"] == "tanh")
+            return _gelu(self._writer, operands[0], attributes["approximate"] == "tanh")
         return self._writer.op(step.op_type, operands, attributes)
 
     def _number(self, number: Number, like: Value) -> Value:
@@ -109,14 +110,15 @@ class _Writer:
             return self._writer.op(step.op_type, [value, self._writer.ints(axes)], settings)
         return self._writer.op(step.op_type, [value], {"axes": axes, **settings})
 
-    def _gelu(self, x: Value, is_tanh: bool) -> Value:
-        w = self._writer
-        if is_tanh:
-            cube = w.mul(w.mul(w.mul(x, x), x), 0.044715)
-            inner = w.op("Tanh", [w.mul(w.add(x, cube), math.sqrt(2 / math.pi))])
-        else:
-            inner = w.op("Erf", [w.mul(x, math.sqrt(0.5))])
-        return w.mul(w.mul(x, 0.5), w.add(inner, 1.0))
+
+def _gelu(w: GradientWriter, x: Value, is_tanh: bool) -> Value:
+    """Gelu in operators that all operator sets have."""
+    if is_tanh:
+        cube = w.mul(w.mul(w.mul(x, x), x), 0.044715)
+        inner = w.op("Tanh", [w.mul(w.add(x, cube), math.sqrt(2 / math.pi))])
+    else:
+        inner = w.op("Erf", [w.mul(x, math.sqrt(0.5))])
+    return w.mul(w.mul(x, 0.5), w.add(inner, 1.0))
 
 
 def _decompose(node: Node, writer: GradientWriter) -> Sequence[Value]:
@@ -124,3 +126,31 @@ def _decompose(node: Node, writer: GradientWriter) -> Sequence[Value]:
 
 
 define(OpDef(DOMAIN, "Fused", _infer, flops=_flops, decompose=_decompose))
+
+
+# -- FusedMatMul: a product with a bias, a residual, an activation -------------------------------------------------
+
+
+def _infer_product(node: Node) -> Sequence[Type]:
+    return [TensorType(tensor_of(node, 0).dtype, matmul_dims(dims_of(node, 0), dims_of(node, 1)))]
+
+
+def _flops_of_product(node: Node) -> int:
+    """Those of the product, and one for each element and operator behind it."""
+    added = sum(operand(node, index) is not None for index in (2, 3)) + ("activation" in node.attributes)
+    return cost_matmul(node) + added * math.prod(result_shape(node))
+
+
+def _write_product(node: Node, writer: GradientWriter) -> Sequence[Value]:
+    made = writer.op("MatMul", [needed(node, 0), needed(node, 1)])
+    for index in (3, 2):
+        addend = operand(node, index)
+        made = made if addend is None else writer.add(made, addend)
+    if text_attribute(node, "activation", "none") == "gelu_tanh":
+        if writer.opsets.get("", 1) < 20:
+            return [_gelu(writer, made, is_tanh=True)]
+        return [writer.op("Gelu", [made], {"approximate": "tanh"})]
+    return [made]
+
+
+define(OpDef(DOMAIN, "FusedMatMul", _infer_product, flops=_flops_of_product, decompose=_write_product))

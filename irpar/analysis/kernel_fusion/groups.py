@@ -5,14 +5,16 @@ of rows those of the whole shape and those of a number for each row. No path may
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from irpar.analysis.engines import writes_out
 from irpar.ir import Node, Value, captured_or_read, tensor_type
+from irpar.kernels.expression import Expression, Number, Step
 
-from .lowering import Lowered, lowered
+from .lowering import Given, Lowered, Ref, lowered
 
 Shape = tuple[int, ...]
 
@@ -132,24 +134,60 @@ class Group:
             if value in kept or any(user in places and user not in self.members for user in value.users)
         )
 
+    def expression(self) -> Expression:
+        """What it computes: operands and results by their places, other steps by their numbers."""
+        names: dict[Value, str] = {value: f"x{place}" for place, value in enumerate(self.operands())}
+        chosen = {value: f"y{place}" for place, value in enumerate(self.results())}
+        steps: list[Step] = []
+        for one in self.members.values():
+            own: list[str] = [""] * len(one.steps)
+            for value, ref in one.results.items():
+                own[ref.place] = chosen.get(value, "")
+            for place, draft in enumerate(one.steps):
+                own[place] = own[place] or f"t{len(steps)}"
+                steps.append(Step(own[place], draft.op_type, _named(draft.operands, own, names), draft.attributes))
+            names.update((value, own[ref.place]) for value, ref in one.results.items())
+        return Expression(tuple(steps))
+
     def fits(self) -> bool:
         """Whether one kernel is not too large for this."""
         steps = sum(len(one.steps) for one in self.members.values())
         return len(self.operands()) <= MOST_OPERANDS and len(self.results()) <= MOST_RESULTS and steps <= MOST_STEPS
 
 
-def groups_of(stretch: Stretch) -> list[Group]:
-    """The groups in a stretch of compute, in the order of their last nodes."""
-    return _Grouping(stretch).groups()
+def _named(given: tuple[Given, ...], own: list[str], names: dict[Value, str]) -> tuple[str | Number, ...]:
+    """Operands of a step by their names."""
+    return tuple(
+        operand if isinstance(operand, Number) else own[operand.place] if isinstance(operand, Ref) else names[operand]
+        for operand in given
+    )
 
 
-class _Grouping:
+class Unit(Protocol):
+    """What one node takes the place of."""
+
+    @property
+    def members(self) -> Collection[Node]:
+        """The nodes."""
+
+
+class Grouping:
+    """Which nodes of a stretch become one.
+
+    Args:
+        stretch: it.
+
+    Attributes:
+        unit: what nodes are part of.
+    """
+
     def __init__(self, stretch: Stretch) -> None:
         self.stretch = stretch
         self.group: dict[Node, Group] = {}
+        self.unit: dict[Node, Unit] = {}
 
     def groups(self) -> list[Group]:
-        """See `groups_of`."""
+        """The groups in the stretch, in the order of their last nodes."""
         nodes, places = self.stretch.nodes, self.stretch.places
         read = {value for node in nodes for value in captured_or_read(node)} | self.stretch.kept
         others = _on_host(nodes) | self.stretch.taken
@@ -160,7 +198,7 @@ class _Grouping:
             own = Group(self.stretch, {node: one}, one.space, one.reduced)
             if not own.fits():
                 continue
-            self.group[node] = own
+            self.group[node] = self.unit[node] = own
             for producer in reversed(self.stretch.before[node]):
                 self._try_join(producer, node)
         found = dict.fromkeys(self.group.values())
@@ -171,11 +209,12 @@ class _Grouping:
         if first is None or first is second:
             return
         made = first.with_other(second)
-        if made is not None and self._is_convex(made.members):
+        if made is not None and self.is_convex(made.members):
             self.group.update(dict.fromkeys(made.members, made))
+            self.unit.update(dict.fromkeys(made.members, made))
 
-    def _is_convex(self, members: Mapping[Node, Lowered]) -> bool:
-        """Whether no path leaves some nodes and comes back, where other groups are one node each."""
+    def is_convex(self, members: Collection[Node]) -> bool:
+        """Whether no path leaves some nodes and comes back, where other units are one node each."""
         places, before = self.stretch.places, self.stretch.before
         least = min(map(places.__getitem__, members))
         seen: set[Node] = set()
@@ -184,8 +223,8 @@ class _Grouping:
             node = waiting.pop()
             if node in seen:
                 continue
-            group = self.group.get(node)
-            unit: Iterable[Node] = group.members if group is not None else (node,)
+            known = self.unit.get(node)
+            unit: Iterable[Node] = known.members if known is not None else (node,)
             seen.update(unit)
             if max(map(places.__getitem__, unit)) < least:
                 continue

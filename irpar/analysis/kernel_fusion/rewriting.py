@@ -1,19 +1,18 @@
 """Nodes that one kernel computes become one node, irpar.Fused, or ONNX's Attention."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from irpar.analysis.segments import is_segment, stretches
-from irpar.ir import DOMAIN, Graph, Node, Strings, Value, inherit
+from irpar.ir import DOMAIN, Graph, Node, Strings, inherit
 from irpar.ir.module import IRPAR_OPSET
-from irpar.kernels.expression import Expression, Number, Step
 
-from .attention import VERSION, Attention, attentions, written
-from .groups import Group, Stretch, groups_of
-from .lowering import Given, Ref
+from .attention import VERSION, Attention, Make, attentions, written
+from .groups import Group, Grouping, Stretch
+from .products import Product, join_products
 
-Unit = Group | Attention | Node
+Unit = Group | Attention | Product
 
 
 def fuse(graph: Graph) -> int:
@@ -26,7 +25,7 @@ def fuse(graph: Graph) -> int:
     order: list[Node] = []
     count = 0
     for nodes in stretches(graph):
-        units: Sequence[Unit] = nodes
+        units: Sequence[Unit | Node] = nodes
         if is_segment(nodes):
             units, unread = _units(_stretch_of(nodes), VERSION)
             count += len(unread)
@@ -55,7 +54,7 @@ def stand_ins(stretch: Stretch) -> list[Node]:
     return [node for unit in units for node in ([unit] if isinstance(unit, Node) else _stand_in(unit))]
 
 
-def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit], set[Node]]:
+def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit | Node], set[Node]]:
     """Groups, attentions and other nodes so that each follows what it must, else in the order of their last nodes.
 
     And nodes that nothing reads any more. Attentions are those of nodes of at least one version of the operator set.
@@ -71,17 +70,18 @@ def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit], set[Node]]:
             kept=stretch.kept | {value for attention in found for value in attention.operands()},
             taken=frozenset(node for attention in found for node in attention.members),
         )
-    units: list[Group | Attention] = [*found, *groups_of(stretch)]
+    grouping = Grouping(stretch)
+    units = [*found, *join_products(grouping, grouping.groups())]
     return _in_order(stretch, units), unread
 
 
-def _in_order(stretch: Stretch, units: Sequence[Group | Attention]) -> list[Unit]:
-    unit_of: dict[Node, Unit] = {node: node for node in stretch.nodes}
+def _in_order(stretch: Stretch, units: Sequence[Unit]) -> list[Unit | Node]:
+    unit_of: dict[Node, Unit | Node] = {node: node for node in stretch.nodes}
     for one in units:
         unit_of.update(dict.fromkeys(one.members, one))
-    ranks: dict[Unit, int] = {}
-    followers: dict[Unit, dict[Unit, None]] = {unit: {} for unit in unit_of.values()}
-    waits: dict[Unit, int] = dict.fromkeys(followers, 0)
+    ranks: dict[Unit | Node, int] = {}
+    followers: dict[Unit | Node, dict[Unit | Node, None]] = {unit: {} for unit in unit_of.values()}
+    waits: dict[Unit | Node, int] = dict.fromkeys(followers, 0)
     for node in stretch.nodes:
         unit = unit_of[node]
         ranks[unit] = stretch.places[node]
@@ -92,7 +92,7 @@ def _in_order(stretch: Stretch, units: Sequence[Group | Attention]) -> list[Unit
     by_rank = {rank: unit for unit, rank in ranks.items()}
     ready = [ranks[unit] for unit, count in waits.items() if not count]
     heapify(ready)
-    found: list[Unit] = []
+    found: list[Unit | Node] = []
     while ready:
         unit = by_rank[heappop(ready)]
         found.append(unit)
@@ -104,67 +104,36 @@ def _in_order(stretch: Stretch, units: Sequence[Group | Attention]) -> list[Unit
     return found
 
 
-def _replaced(unit: Group | Attention, graph: Graph) -> list[Node]:
-    """The nodes of a group or an attention, in the graph in place of its own."""
-    if isinstance(unit, Group):
-        return [_fused(unit, graph)]
+def _replaced(unit: Unit, graph: Graph) -> list[Node]:
+    """The nodes of a unit, in the graph in place of its members."""
+    write, origin = _writer(unit), _origin(unit)
     for node in reversed(unit.members):
         node.erase_forced()
-    made = written(unit, Node)
+    made = write(Node)
     for node in made:
-        inherit(graph.append(node), unit.last)
+        inherit(graph.append(node), origin)
     return made
 
 
-def _fused(group: Group, graph: Graph) -> Node:
-    operands, results = group.operands(), group.results()
-    attributes = {"expression": Strings(_expression(group, operands, results).lines)}
-    origin = _origin(group)
-    for node in reversed(group.members):
-        node.erase_forced()
-    made = Node("Fused", operands, attributes, domain=DOMAIN, version=IRPAR_OPSET, results=results)
-    inherit(made, origin)
-    return graph.append(made)
+def _stand_in(unit: Unit) -> list[Node]:
+    """What one who runs a stretch has in place of a unit's members."""
+    made = _writer(unit)(Node.stand_in)
+    for node in made:
+        inherit(node, _origin(unit))
+    return made
 
 
-def _stand_in(unit: Group | Attention) -> list[Node]:
-    """What one who runs a stretch has in place of a unit's nodes."""
+def _writer(unit: Unit) -> Callable[[Make], list[Node]]:
+    """What writes the nodes of a unit, whatever becomes of its members meanwhile."""
     if isinstance(unit, Attention):
-        made, origin = written(unit, Node.stand_in), unit.last
-    else:
-        operands, results = unit.operands(), unit.results()
-        attributes = {"expression": Strings(_expression(unit, operands, results).lines)}
-        made = [Node.stand_in("Fused", operands, attributes, results, domain=DOMAIN, version=IRPAR_OPSET)]
-        origin = _origin(unit)
-    for node in made:
-        inherit(node, origin)
-    return made
+        return lambda make: written(unit, make)
+    if isinstance(unit, Product):
+        return unit.writer()
+    operands, results = unit.operands(), unit.results()
+    attributes = {"expression": Strings(unit.expression().lines)}
+    return lambda make: [make("Fused", operands, attributes, domain=DOMAIN, version=IRPAR_OPSET, results=results)]
 
 
-def _origin(group: Group) -> Node:
-    """The node of a group that errors name: the last one that the imported model has."""
-    return next((node for node in reversed(group.members) if node.source), group.last)
-
-
-def _expression(group: Group, operands: tuple[Value, ...], results: tuple[Value, ...]) -> Expression:
-    """What a group computes: operands and results by their places, other steps by their numbers."""
-    names: dict[Value, str] = {value: f"x{place}" for place, value in enumerate(operands)}
-    chosen = {value: f"y{place}" for place, value in enumerate(results)}
-    steps: list[Step] = []
-    for one in group.members.values():
-        own: list[str] = [""] * len(one.steps)
-        for value, ref in one.results.items():
-            own[ref.place] = chosen.get(value, "")
-        for place, draft in enumerate(one.steps):
-            own[place] = own[place] or f"t{len(steps)}"
-            steps.append(Step(own[place], draft.op_type, _named(draft.operands, own, names), draft.attributes))
-        names.update((value, own[ref.place]) for value, ref in one.results.items())
-    return Expression(tuple(steps))
-
-
-def _named(given: tuple[Given, ...], own: list[str], names: dict[Value, str]) -> tuple[str | Number, ...]:
-    """Operands of a step by their names."""
-    return tuple(
-        operand if isinstance(operand, Number) else own[operand.place] if isinstance(operand, Ref) else names[operand]
-        for operand in given
-    )
+def _origin(unit: Unit) -> Node:
+    """The node of a unit that errors name: the last one that the imported model has."""
+    return next((node for node in reversed(unit.members) if node.source), unit.last)
