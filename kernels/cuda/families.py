@@ -8,6 +8,7 @@ _FAMILIES: dict[str, str] = {
     "fused": "irpar::Fused:1",
     "indexing": "Gather:1 OneHot:9 ScatterND:16",
     "losses": "SoftmaxCrossEntropyLoss:12",
+    "rotary": "RotaryEmbedding:23",
     "sums": "ReduceMean:18 ReduceSum:13",
 }
 """Family to its operators (`domain::operator` those of other domains), each with the first version that it computes."""

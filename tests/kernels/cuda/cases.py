@@ -176,7 +176,34 @@ def sums(numbers: np.random.Generator) -> list[Case]:
     return found
 
 
+def rotaries(numbers: np.random.Generator) -> list[Case]:
+    """Heads as a dim and beside each other, tables with rows and with places, halves and pairs, and what stays."""
+    found = []
+    for dtype in (np.dtype(np.float64), *FLOATS):
+        for size, rotated in ((16, 0), (64, 32), (6, 4), (10, 10)):
+            half = (rotated or size) // 2
+            x = numbers.standard_normal((2, 5, 3, size)).astype(dtype)
+            angles = numbers.standard_normal((7, half))
+            cos, sin = np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
+            ids = numbers.integers(-7, 7, (2, 5))
+            rows = [table[ids] for table in (cos, sin)]
+            keeps = {"rotary_embedding_dim": rotated}
+            pairs = {**keeps, "interleaved": 1}
+            beside = {**keeps, "num_heads": 3}
+            by_heads = x.transpose(0, 2, 1, 3)
+            operator = ("RotaryEmbedding", 23)
+            for attributes, place in ((keeps, np.int64), (pairs, np.int32)):
+                given = (by_heads, cos, sin, ids.astype(place))
+                found.append(Case(*operator, given, attributes, is_exact=False))
+                given = (np.ascontiguousarray(by_heads), *rows)
+                found.append(Case(*operator, given, attributes, is_exact=False))
+            flat = shifted(x.reshape(2, 5, -1))
+            found.append(Case(*operator, (flat, cos, shifted(sin), ids[:, ::-1]), beside, is_exact=False))
+            found.append(Case(*operator, (flat, *(row[:1] for row in rows)), {**beside, **pairs}, is_exact=False))
+    return found
+
+
 def all_cases(seed: int) -> list[Case]:
     """All of them."""
     numbers = np.random.default_rng(seed)
-    return [case for made in (gathers, scatters, one_hots, losses, sums) for case in made(numbers)]
+    return [case for made in (gathers, scatters, one_hots, losses, sums, rotaries) for case in made(numbers)]

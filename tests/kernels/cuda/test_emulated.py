@@ -14,7 +14,7 @@ from .emulation import NEEDS_COMPILER, EmulatedGpu
 
 pytestmark = [NEEDS_COMPILER, pytest.mark.slow]
 
-FAMILIES = (cases.gathers, cases.scatters, cases.one_hots, cases.losses, cases.sums)
+FAMILIES = (cases.gathers, cases.scatters, cases.one_hots, cases.losses, cases.sums, cases.rotaries)
 
 
 @pytest.fixture(scope="module")
