@@ -13,6 +13,7 @@ from irpar.annotations.mindspore import set_auto_parallel_context, set_comm_fusi
 from irpar.ir import Module, clone_module
 from irpar.ir.text.files import parse_module, print_module
 from irpar.sharding import IrparError
+from tests.budget import pairs
 from tests.passes.golden import read, run_pipeline
 from tests.passes.test_fuse_communication import several
 
@@ -172,20 +173,22 @@ def reduced(tmp_path: Path, numbers: dict[str, int], *, before: bool) -> list[in
     return sorted(entry["bytes"] // 4 for entry in partition.plan.collectives)
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["model", "step"])
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [
-        ({}, [LOSS, BIAS2, BIAS1, WEIGHT, WEIGHT]),
-        ({"fc*": 1}, [LOSS, BIAS1 + BIAS2 + 2 * WEIGHT]),
-        ({"fc1.*": 1, "fc2.*": 2}, [LOSS, BIAS2 + WEIGHT, BIAS1 + WEIGHT]),
-        ({"fc*": 1, "fc2.weight": 0}, [LOSS, WEIGHT, BIAS1 + BIAS2 + WEIGHT]),
-        ({"*.bias": 3}, [LOSS, BIAS1 + BIAS2, WEIGHT, WEIGHT]),
-    ],
+NUMBERED = (
+    ({}, [LOSS, BIAS2, BIAS1, WEIGHT, WEIGHT]),
+    ({"fc*": 1}, [LOSS, BIAS1 + BIAS2 + 2 * WEIGHT]),
+    ({"fc1.*": 1, "fc2.*": 2}, [LOSS, BIAS2 + WEIGHT, BIAS1 + WEIGHT]),
+    ({"fc*": 1, "fc2.weight": 0}, [LOSS, WEIGHT, BIAS1 + BIAS2 + WEIGHT]),
+    ({"*.bias": 3}, [LOSS, BIAS1 + BIAS2, WEIGHT, WEIGHT]),
 )
+"""Numbers of parameters, to the elements that all-reduces then send."""
+
+
+@pytest.mark.parametrize(("numbered", "before"), pairs(NUMBERED, [True, False]))
 def test_gradients_of_one_number_go_together(
-    numbers: dict[str, int], expected: list[int], before: bool, tmp_path: Path
+    numbered: tuple[dict[str, int], list[int]], before: bool, tmp_path: Path
 ) -> None:
+    """Of the model's parameters, numbered before it becomes a step or after."""
+    numbers, expected = numbered
     assert reduced(tmp_path, numbers, before=before) == sorted(expected)
 
 

@@ -16,6 +16,7 @@ from irpar import models
 from irpar.cache import partitions
 from irpar.cache.partitions import PartitionCache
 from irpar.cli import main
+from tests.budget import pairs
 from tests.patience import patient
 
 SHARDINGS = '{"tensors": {"h.*.mlp.c_fc.weight": [null, ["tp"]]}}'
@@ -72,8 +73,9 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("command", [PARTITION, TRAIN, (*TRAIN[:-1], "--precision", "bf16", "-o")])
-@pytest.mark.parametrize("weights", ["copy", "none"])
+@pytest.mark.parametrize(
+    ("command", "weights"), pairs([PARTITION, TRAIN, (*TRAIN[:-1], "--precision", "bf16", "-o")], ["copy", "none"])
+)
 def test_the_same_bytes_and_the_same_words(cache, folder, run, command, weights):
     command = (command[0], *(("--weights", weights)), *command[1:])
     assert run(*command, "out", "--no-cache")[0] is PLANNED

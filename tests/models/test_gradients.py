@@ -9,7 +9,7 @@ from irpar.onnx_io import to_module, to_proto
 from irpar.passes.autodiff import GRAD
 from tests.ops.gradients.proof import run
 
-from .test_float64 import CASES, feeds_of, floats_of_another_dtype, widened
+from .test_float64 import FEW, feeds_of, floats_of_another_dtype, widened
 
 TOLERANCE = 1e-5
 """Of the largest element."""
@@ -17,7 +17,7 @@ ZERO = 1e-9
 """Of the largest gradient: what is less in float64 is zero, such as that of a key's bias, which changes no softmax."""
 
 
-@pytest.mark.parametrize(("name", "settings"), CASES)
+@pytest.mark.parametrize(("name", "settings"), FEW)
 def test_gradients_of_float32_are_those_of_float64(name, settings, inputs, run_model_whole):
     feeds = feeds_of(name, settings, inputs)
     outputs = run(to_module(build(name, **settings)), feeds)

@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data.npz"
 
 
-@pytest.mark.parametrize("group", ["threads", "processes"])
+@pytest.mark.parametrize("group", ["threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_evaluation_is_the_loss_of_the_exported_model(
     group: str, data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

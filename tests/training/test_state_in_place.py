@@ -23,6 +23,7 @@ from irpar.runtime.program import build_program
 from irpar.runtime.rank_state import RankState
 from irpar.runtime.tape import ComputeStep
 from irpar.training.trainer import NotFiniteError, Trainer
+from tests.budget import pairs
 from tests.training.programs import MESHES, batch, classifier, on_mesh, same
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -43,7 +44,7 @@ def zero_partition(step: irpar.Module, stage: int, mesh: str = "dp=2,tp=2") -> i
     return irpar.partition(step, mesh, pipeline=with_zero(f"zero{{stage={stage}, threshold-kb=0}}") if stage else None)
 
 
-CASES = [(name, stage) for name in OPTIONS for stage in (None, 0, 1, 3)]
+CASES = pairs(list(OPTIONS), (None, 0, 1, 3))
 """Options, and the stage of ZeRO on four ranks; None: on one device."""
 
 
