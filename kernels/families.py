@@ -8,6 +8,7 @@ _FAMILIES = {
         "Sigmoid:6 Softplus:1 SwiGLU:28 Swish:24 ThresholdedRelu:10"
     ),
     "attention": "Attention:23 RotaryEmbedding:23",
+    "attention_gradient": "irpar::AttentionForward:1 irpar::AttentionGradient:1",
     "cast": "BitCast:26 Cast:6 CastLike:15",
     "convolution": "Col2Im:18 Conv:1 ConvInteger:10 ConvTranspose:1 QLinearConv:10",
     "elementwise": (

@@ -4,6 +4,8 @@
 // memory in tiles, copied while the tile before is computed; the softmax is updated tile by tile, in float32.
 // A warp computes TILES times 16 queries, so that what it loads of keys and values serves them all.
 //
+// `logarithms`, where they are asked for, are those to base 2 of what the weights of each query are normalised by.
+//
 // Fragments of mma.m16n8k16 by lane, with g = lane / 4 and t = lane % 4: sums hold rows g and g + 8, columns 2t and
 // 2t + 1; so do both 8 x 8 halves of what is multiplied, which is why scores turn into weights without a move.
 
@@ -45,8 +47,8 @@ __device__ __forceinline__ void copy_rows(Element* to, const Element* from, long
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention(const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
-              const void* __restrict__ mask, const long long* __restrict__ valid, Element* __restrict__ y, int group,
-              int queries, int keys, int offset, int left, int right, float scale, float cap, long long q_batch,
+              const void* __restrict__ mask, const long long* __restrict__ valid, Element* __restrict__ y,
+              float* __restrict__ logarithms, int group, int queries, int keys, int offset, int left, int right, float scale, float cap, long long q_batch,
               long long q_head, long long q_row, long long k_batch, long long k_head, long long k_row,
               long long v_batch, long long v_head, long long v_row, long long mask_batch, long long mask_head,
               long long mask_row, long long mask_key, long long y_batch, long long y_head, long long y_row) {
@@ -218,6 +220,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       norm += __shfl_xor_sync(0xffffffffu, norm, 1);
       norm += __shfl_xor_sync(0xffffffffu, norm, 2);
       float part = norm == 0.0f ? 0.0f : 1.0f / norm;  // a query that sees no key gets zeros
+      int query = first + own + tile * 16 + half * 8 + lane / 4;
+      if (logarithms != nullptr && lane % 4 == 0 && query < queries)
+        logarithms[(static_cast<long long>(batch) * gridDim.y + head) * queries + query] =
+            norm == 0.0f ? -NOTHING : peaks[tile][half] * factor + log2f(norm);
       Element* row = result + (tile * 16 + half * 8 + lane / 4) * WIDE_STRIDE + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < VALUE_SIZE / 8; ++n)

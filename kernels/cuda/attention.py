@@ -19,7 +19,7 @@ from .registry import cuda_kernel
 
 _ELEMENTS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(ml_dtypes.bfloat16): 2}
 """What `ELEMENT` is in the programs."""
-_MASKS = {
+CUDA_MASKS = {
     np.dtype(np.bool_): 1,
     np.dtype(np.float32): 2,
     np.dtype(np.float16): 3,
@@ -40,7 +40,7 @@ _ACCUMULATORS = 160
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """Of one attention: `keys` are those of the past too, `seen` those that a mask reaches."""
 
     batch: int
@@ -60,7 +60,7 @@ class _Sizes:
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """What is computed beside the products.
 
     Attributes:
@@ -84,13 +84,13 @@ class _Call:
         """Whether a score is more than a product with a positive number."""
         return self.mask is not None or self.cap != 0 or not self.scale > 0
 
-    def defines(self, dtype: "np.dtype[Any]", of: _Sizes) -> dict[str, Any]:
+    def defines(self, dtype: "np.dtype[Any]", of: Sizes) -> dict[str, Any]:
         """What the programs are told."""
         return {
             "ELEMENT": _ELEMENTS[dtype],
             "HEAD": of.head,
             "VALUE_HEAD": of.value_head,
-            "MASK": 0 if self.mask is None else _MASKS[self.mask.dtype],
+            "MASK": 0 if self.mask is None else CUDA_MASKS[self.mask.dtype],
             "SHAPED": int(self.is_shaped),
         }
 
@@ -101,7 +101,7 @@ class _Call:
 
     def strides(self) -> list[Any]:
         """Of the mask, in elements."""
-        return [np.int64(0)] * 4 if self.mask is None else _strides(self.mask)
+        return [np.int64(0)] * 4 if self.mask is None else strides_of(self.mask)
 
 
 @cuda_kernel("Attention", since=23)
@@ -135,12 +135,12 @@ def attention(
     queries, key, value = _by_heads(q, q_num_heads), _by_heads(k, kv_num_heads), _by_heads(v, kv_num_heads)
     if queries is None or key is None or value is None:
         return None
-    of = _sizes(queries, key, value, past_key, past_value, attn_mask)
-    if of is None or not _fits(of):
+    of = sizes_of(queries, key, value, past_key, past_value, attn_mask)
+    if of is None or not fits(of):
         return None
     mask = None
     if attn_mask is not None:
-        if attn_mask.dtype not in _MASKS:
+        if attn_mask.dtype not in CUDA_MASKS:
             return None
         try:
             mask = gpu.module.broadcast_to(attn_mask, (of.batch, of.heads, of.queries, of.seen))
@@ -151,7 +151,7 @@ def attention(
             return None
         nonpad_kv_seqlen = gpu.module.ascontiguousarray(nonpad_kv_seqlen)
     left, right = (far if 0 <= far < _FAR else -1 for far in (left_window_size, 0 if is_causal else right_window_size))
-    call = _Call(
+    call = Call(
         mask,
         nonpad_kv_seqlen,
         of.past,
@@ -161,7 +161,7 @@ def attention(
         softcap,
     )
     given = (*(outs or ()), None, None, None)[:3]
-    y, result = _results(gpu, q, of, given[0])
+    y, result = result_arrays(gpu, q, of, given[0])
     presents = []
     if n_outputs > 1:
         for size, out in ((of.head, given[1]), (of.value_head, given[2])):
@@ -178,7 +178,7 @@ def attention(
                     present[:, :, : of.past] = past
                 present[:, :, of.past :] = added
             key, value = presents
-        _in_tiles(gpu, queries, key, value, result, of, call)
+        in_tiles(gpu, queries, key, value, result, None, of, call)
     if given[0] is not None and y is not given[0]:
         given[0][...] = y
         y = given[0]
@@ -194,9 +194,9 @@ def _by_heads(x: Array, heads: int | None) -> Array | None:
     return x.reshape(x.shape[0], x.shape[1], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
-def _sizes(
+def sizes_of(
     q: Array, k: Array, v: Array, past_key: Array | None, past_value: Array | None, mask: Array | None
-) -> _Sizes | None:
+) -> Sizes | None:
     """What the shapes say; None where they do not fit each other."""
     (batch, heads, queries, head), (_, key_heads, added, _), value_head = q.shape, k.shape, v.shape[3]
     if (past_key is None) != (past_value is None) or not key_heads or heads % key_heads:
@@ -216,10 +216,10 @@ def _sizes(
         seen = mask.shape[-1]  # What it does not reach is not seen.
         if seen > keys:
             return None
-    return _Sizes(batch, heads, key_heads, queries, past, keys, seen, head, value_head)
+    return Sizes(batch, heads, key_heads, queries, past, keys, seen, head, value_head)
 
 
-def _fits(of: _Sizes) -> bool:
+def fits(of: Sizes) -> bool:
     sizes = (of.head, of.value_head)
     blocks = max(of.batch, of.heads * (of.queries if of.queries <= _FEW_QUERIES else 1))
     return (
@@ -230,7 +230,7 @@ def _fits(of: _Sizes) -> bool:
     )
 
 
-def _strides(x: Array) -> list[Any]:
+def strides_of(x: Array) -> list[Any]:
     return [np.int64(stride // x.dtype.itemsize) for stride in x.strides]
 
 
@@ -241,7 +241,7 @@ def _is_aligned(gpu: Gpu, x: Array) -> bool:
     return all(stride % 16 == 0 for size, stride in zip(x.shape[:-1], x.strides[:-1], strict=True) if size > 1)
 
 
-def _aligned(gpu: Gpu, x: Array) -> Array:
+def aligned(gpu: Gpu, x: Array) -> Array:
     if _is_aligned(gpu, x):
         return x
     copied = gpu.empty(x.shape, x.dtype)
@@ -249,7 +249,7 @@ def _aligned(gpu: Gpu, x: Array) -> Array:
     return copied
 
 
-def _results(gpu: Gpu, q: Array, of: _Sizes, out: Array | None) -> tuple[Array, Array]:
+def result_arrays(gpu: Gpu, q: Array, of: Sizes, out: Array | None) -> tuple[Array, Array]:
     """The result as the node has it and as (batch, heads, queries, size).
 
     Where nobody says where it goes, the heads of a query lie side by side, so that joining them moves nothing.
@@ -278,23 +278,23 @@ class _Tiles:
         """Queries of a block."""
         return self.warps * self.tiles * 16
 
-    def shared_bytes(self, of: _Sizes) -> int:
+    def shared_bytes(self, of: Sizes) -> int:
         """Of a block: its queries, and two tiles of keys and values."""
-        key, value = _padded(of.head) + 8, _padded(of.value_head) + 8
+        key, value = padded(of.head) + 8, padded(of.value_head) + 8
         return 2 * (self.rows * max(key, value) + 2 * self.keys * (key + value))
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def _tiles(gpu: Gpu, of: _Sizes) -> _Tiles:
+def _tiles(gpu: Gpu, of: Sizes) -> _Tiles:
     """The largest blocks that give every multiprocessor one."""
-    wide = max(_padded(of.head), _padded(of.value_head))
+    wide = max(padded(of.head), padded(of.value_head))
     choices = [(4, 2), (4, 1), (2, 1)] if wide <= _LONGEST_HEAD // 2 else [(8, 1), (4, 1), (2, 1)]
     found = None
     for warps, tiles in choices:
-        keys = 64 if tiles * (64 + _padded(of.value_head)) // 2 <= _ACCUMULATORS else 32
+        keys = 64 if tiles * (64 + padded(of.value_head)) // 2 <= _ACCUMULATORS else 32
         found = _Tiles(warps, tiles, keys)
         if found.shared_bytes(of) > gpu.shared_bytes:
             found = _Tiles(warps, tiles, keys // 2)
@@ -305,8 +305,8 @@ def _tiles(gpu: Gpu, of: _Sizes) -> _Tiles:
     return found
 
 
-def _in_tiles(gpu: Gpu, q: Array, k: Array, v: Array, y: Array, of: _Sizes, call: _Call) -> None:
-    operands = [_aligned(gpu, x) for x in (q, k, v)]
+def in_tiles(gpu: Gpu, q: Array, k: Array, v: Array, y: Array, logarithms: Array | None, of: Sizes, call: Call) -> None:
+    operands = [aligned(gpu, x) for x in (q, k, v)]
     defines = call.defines(q.dtype, of)
     if q.dtype == np.float32:
         program, function, rows, threads, shared = _float_program(gpu, of, defines)
@@ -315,17 +315,17 @@ def _in_tiles(gpu: Gpu, q: Array, k: Array, v: Array, y: Array, of: _Sizes, call
         program = Program.file("attention.cu", **defines, WARPS=tiles.warps, TILES=tiles.tiles, KEYS=tiles.keys)
         function, rows, threads, shared = "attention", tiles.rows, tiles.warps * 32, tiles.shared_bytes(of)
     counts = [np.int32(count) for count in (of.group, of.queries, of.seen)]
-    strides = [stride for x in operands for stride in _strides(x)[:3]]
-    arguments = [*operands, *_pointers(call), y, *counts, *call.numbers(), *strides, *call.strides(), *_strides(y)[:3]]
+    strides = [stride for x in operands for stride in strides_of(x)[:3]]
+    pointers = [*operands, *pointers_of(call.mask, call.valid), y, *pointers_of(logarithms)]
+    arguments = [*pointers, *counts, *call.numbers(), *strides, *call.strides(), *strides_of(y)[:3]]
     gpu.launch(program, function, (-(-of.queries // rows), of.heads, of.batch), threads, arguments, shared)
 
 
-def _pointers(call: _Call) -> list[Any]:
-    nowhere = np.uint64(0)
-    return [nowhere if x is None else x for x in (call.mask, call.valid)]
+def pointers_of(*arrays: Array | None) -> list[Any]:
+    return [np.uint64(0) if x is None else x for x in arrays]
 
 
-def _float_program(gpu: Gpu, of: _Sizes, defines: dict[str, Any]) -> tuple[Program, str, int, int, int]:
+def _float_program(gpu: Gpu, of: Sizes, defines: dict[str, Any]) -> tuple[Program, str, int, int, int]:
     """The program, its function, queries and threads of a block, and bytes of its shared memory."""
     tiles = 4
     if of.batch * of.heads * -(-of.queries // (16 * tiles)) < gpu.multiprocessors:
@@ -350,8 +350,8 @@ def _decode(
     pasts: Sequence[Array | None],
     presents: Sequence[Array],
     y: Array,
-    of: _Sizes,
-    call: _Call,
+    of: Sizes,
+    call: Call,
 ) -> None:
     """Over ranges of keys, which are joined then; what is read of the cache is written to the present."""
     total = of.group * of.queries
@@ -365,23 +365,24 @@ def _decode(
     keys = max(-(-of.keys // (least * wanted)), 2) * least  # of a range
     splits = -(-of.keys // keys)
 
-    q = _aligned(gpu, q)
-    new = [_aligned(gpu, x) for x in added]
-    old = [x if past is None else _aligned(gpu, past) for past, x in zip(pasts, new, strict=True)]
+    q = aligned(gpu, q)
+    new = [aligned(gpu, x) for x in added]
+    old = [x if past is None else aligned(gpu, past) for past, x in zip(pasts, new, strict=True)]
     present = list(presents) or [np.uint64(0)] * 2
     parts = states = y
     if splits > 1:
         parts = gpu.empty((of.batch * of.heads * of.queries * splits * of.value_head,), np.dtype(np.float32))
         states = gpu.empty((of.batch * of.heads * of.queries * splits * 2,), np.dtype(np.float32))
-    pointers = [q, old[0], new[0], present[0], old[1], new[1], present[1], *_pointers(call), y, parts, states]
+    pointers = [q, old[0], new[0], present[0], old[1], new[1], present[1]]
+    pointers += [*pointers_of(call.mask, call.valid), y, parts, states]
     counts = [np.int32(n) for n in (of.heads, of.group, of.queries, of.past, of.keys, of.seen, keys)]
-    strides = [stride for x in (q, old[0], new[0], old[1], new[1]) for stride in _strides(x)[:3]]
-    rest = [*call.numbers(), *strides, *call.strides(), *_strides(y)[:3]]
+    strides = [stride for x in (q, old[0], new[0], old[1], new[1]) for stride in strides_of(x)[:3]]
+    rest = [*call.numbers(), *strides, *call.strides(), *strides_of(y)[:3]]
     grid = (splits, of.key_heads * -(-total // rows), of.batch)
     shared = 4 * _WARPS * rows * (2 + of.value_head)
     gpu.launch(program, "decode", grid, _WARPS * 32, [*pointers, *counts, *rest], shared)
     if splits > 1:
-        arguments = [parts, states, y, np.int32(splits), *_strides(y)[:3]]
+        arguments = [parts, states, y, np.int32(splits), *strides_of(y)[:3]]
         columns = -(-of.value_head // 32) * 32
         threads = 512 // columns * columns
         gpu.launch(program, "combine", (of.queries, of.heads, of.batch), threads, arguments, 4 * threads)

@@ -36,8 +36,8 @@ __device__ __forceinline__ void copy_rows(float* to, const float* from, long lon
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_f32(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
-                  const void* __restrict__ mask, const long long* __restrict__ valid, float* __restrict__ y, int group,
-                  int queries, int keys, int offset, int left, int right, float scale, float cap, long long q_batch,
+                  const void* __restrict__ mask, const long long* __restrict__ valid, float* __restrict__ y,
+                  float* __restrict__ logarithms, int group, int queries, int keys, int offset, int left, int right, float scale, float cap, long long q_batch,
                   long long q_head, long long q_row, long long k_batch, long long k_head, long long k_row,
                   long long v_batch, long long v_head, long long v_row, long long mask_batch, long long mask_head,
                   long long mask_row, long long mask_key, long long y_batch, long long y_head, long long y_row) {
@@ -174,6 +174,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int other = 8; other > 0; other /= 2) norm += __shfl_xor_sync(0xffffffffu, norm, other);
     float part = norm == 0.0f ? 0.0f : 1.0f / norm;  // a query that sees no key gets zeros
     int query = first + own + i;
+    if (logarithms != nullptr && column == 0 && query < queries)
+      logarithms[(static_cast<long long>(batch) * gridDim.y + head) * queries + query] =
+          norm == 0.0f ? -NOTHING : peaks[i] + log2f(norm);
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
       int place = n * 64 + column * 4;

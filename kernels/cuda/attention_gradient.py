@@ -1,0 +1,127 @@
+"""Attention for training, of 16-bit elements: nothing of the size of its scores is written, in either direction."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ..registry import Array
+from .attention import (
+    CUDA_MASKS,
+    Call,
+    Sizes,
+    aligned,
+    fits,
+    in_tiles,
+    padded,
+    pointers_of,
+    result_arrays,
+    sizes_of,
+    strides_of,
+)
+from .gpu import Gpu
+from .programs import Program
+from .registry import cuda_kernel
+
+_LONGEST_HEAD = 128
+"""Longer ones leave no registers for the sums of k and v."""
+_ROWS, _WARPS = 64, 4
+_FLOAT = np.dtype(np.float32)
+
+
+def _prepared(
+    gpu: Gpu, q: Array, k: Array, v: Array, mask: Array | None, scale: float, is_causal: int
+) -> tuple[Sizes, Call] | None:
+    """Sizes and what is computed beside the products; None where it is nothing for these kernels."""
+    if q.dtype == _FLOAT or any(x.ndim != 4 or x.dtype != q.dtype for x in (q, k, v)):
+        return None
+    of = sizes_of(q, k, v, None, None, mask)
+    if of is None or not fits(of) or max(of.head, of.value_head) > _LONGEST_HEAD or of.seen != of.keys:
+        return None
+    if mask is not None:
+        if mask.dtype not in CUDA_MASKS:
+            return None
+        mask = gpu.module.broadcast_to(mask, (of.batch, of.heads, of.queries, of.keys))
+    return of, Call(mask, None, 0, -1, 0 if is_causal else -1, scale, 0.0)
+
+
+@cuda_kernel("AttentionForward", since=1, domain="irpar")
+def attention_forward(
+    gpu: Gpu, q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float, is_causal: int = 0
+) -> tuple[Array, Array] | None:
+    """See `irpar.kernels.attention_gradient.attention_forward`."""
+    prepared = _prepared(gpu, q, k, v, mask, scale, is_causal)
+    if prepared is None:
+        return None
+    of, call = prepared
+    y, heads = result_arrays(gpu, q, of, None)
+    logarithms = gpu.empty((of.batch, of.heads, of.queries), _FLOAT)
+    in_tiles(gpu, q, k, v, heads, logarithms, of, call)
+    return y, logarithms
+
+
+@cuda_kernel("AttentionGradient", since=1, domain="irpar")
+def attention_gradient(
+    gpu: Gpu,
+    q: Array,
+    k: Array,
+    v: Array,
+    dy: Array,
+    y: Array,
+    logarithms: Array,
+    mask: Array | None = None,
+    *,
+    scale: float,
+    is_causal: int = 0,
+) -> tuple[Array, Array, Array] | None:
+    """See `irpar.kernels.attention_gradient.attention_gradient`: first of q, then of k and v."""
+    prepared = _prepared(gpu, q, k, v, mask, scale, is_causal)
+    if prepared is None or dy.dtype != q.dtype or y.dtype != q.dtype or dy.shape != y.shape:
+        return None
+    of, call = prepared
+    if dy.shape != (of.batch, of.heads, of.queries, of.value_head):
+        return None
+    means = gpu.empty((of.batch, of.heads, of.queries), _FLOAT)
+    logarithms = gpu.module.ascontiguousarray(logarithms)
+    dq = gpu.empty(q.shape, q.dtype)
+    dk, dv = gpu.empty(k.shape, k.dtype), gpu.empty(v.shape, v.dtype)
+    operands = [aligned(gpu, x) for x in (q, k, v, dy)]
+    steps = [stride for x in operands for stride in strides_of(x)[:3]]
+    counts = [np.int32(count) for count in (of.group, of.queries, of.keys)]
+    first, second = (_program(of, call, q.dtype, of_keys) for of_keys in (0, 1))
+    shared = _shared_bytes(of)
+    threads = _WARPS * 32
+
+    blocks = -(-of.queries // _WARPS), of.heads, of.batch
+    gradient = operands[3]
+    given = [y, gradient, means, np.int32(of.queries), *strides_of(y)[:3], *strides_of(gradient)[:3]]
+    gpu.launch(first, "mean_gradients", blocks, threads, given)
+    numbers = [*call.numbers()[:-1], np.float32(scale), *steps, *call.strides()]
+    inputs = [*operands, *pointers_of(call.mask), logarithms, means]
+    blocks = -(-of.queries // _ROWS), of.heads, of.batch
+    gpu.launch(first, "attention_gradient", blocks, threads, [*inputs, dq, dq, *counts, *numbers], shared)
+    blocks = -(-of.keys // _ROWS), of.key_heads, of.batch
+    gpu.launch(second, "attention_gradient", blocks, threads, [*inputs, dk, dv, *counts, *numbers], shared)
+    return dq, dk, dv
+
+
+def _columns(of: Sizes) -> int:
+    return 64 if max(of.head, of.value_head) <= 64 else 32
+
+
+def _program(of: Sizes, call: Call, dtype: "np.dtype[Any]", of_keys: int) -> Program:
+    defines = call.defines(dtype, of)
+    return Program.file("attention_gradient.cu", **defines, OF_KEYS=of_keys, COLUMNS=_columns(of))
+
+
+def _shared_bytes(of: Sizes) -> int:
+    return 2 * (_ROWS + 2 * _columns(of)) * (padded(of.head) + padded(of.value_head) + 16)
+
+
+def all_programs() -> Iterator[Program]:
+    """Some of the source."""
+    for element, mask, head in ((1, 0, 64), (2, 2, 128)):
+        for of_keys in (0, 1):
+            sizes = {"HEAD": head, "VALUE_HEAD": head, "OF_KEYS": of_keys, "COLUMNS": 64 if head <= 64 else 32}
+            defines: dict[str, Any] = {"ELEMENT": element, "MASK": mask, "SHAPED": int(mask > 0), **sizes}
+            yield Program.file("attention_gradient.cu", **defines)
