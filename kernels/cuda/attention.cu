@@ -35,13 +35,27 @@ constexpr bool KEEPS_QUERIES = TILES * (SIZE / 4 + VALUE_SIZE / 2 + KEYS / 2) <=
 
 // Start to copy rows of a tile; zeros behind `limit` and behind the head's size.
 template <int COUNT, int GIVEN, int PADDED, int TO_STRIDE>
-__device__ __forceinline__ void copy_rows(Element* to, const Element* from, long long stride, int first, int limit) {
+__device__ __forceinline__ void copy_rows(Element* to, const Element* from, int stride, int first, int limit) {
   constexpr int CHUNKS = PADDED / 8;
+  if constexpr (THREADS % CHUNKS == 0 && COUNT % (THREADS / CHUNKS) == 0) {  // a thread copies of one column
+    constexpr int STEP = THREADS / CHUNKS;
+    int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8;
+    to += row * TO_STRIDE + column;
+    const Element* place = from + static_cast<long long>(first + row) * stride + column;
 #pragma unroll
-  for (int chunk = threadIdx.x; chunk < COUNT * CHUNKS; chunk += THREADS) {
-    int row = chunk / CHUNKS, column = chunk % CHUNKS * 8;
-    bool is_given = first + row < limit && column < GIVEN;
-    copy_async(to + row * TO_STRIDE + column, is_given ? from + (first + row) * stride + column : from, is_given);
+    for (int pass = 0; pass < COUNT / STEP; ++pass) {
+      bool is_given = first + row + pass * STEP < limit && column < GIVEN;
+      copy_async(to + pass * STEP * TO_STRIDE, is_given ? place : from, is_given);
+      place += STEP * stride;
+    }
+  } else {
+#pragma unroll
+    for (int chunk = threadIdx.x; chunk < COUNT * CHUNKS; chunk += THREADS) {
+      int row = chunk / CHUNKS, column = chunk % CHUNKS * 8;
+      bool is_given = first + row < limit && column < GIVEN;
+      const Element* place = from + static_cast<long long>(first + row) * stride + column;
+      copy_async(to + row * TO_STRIDE + column, is_given ? place : from, is_given);
+    }
   }
 }
 
@@ -49,15 +63,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     attention(const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
               const void* __restrict__ mask, const long long* __restrict__ valid, Element* __restrict__ y,
               float* __restrict__ logarithms, int group, int queries, int keys, int offset, int left, int right, float scale, float cap, long long q_batch,
-              long long q_head, long long q_row, long long k_batch, long long k_head, long long k_row,
-              long long v_batch, long long v_head, long long v_row, long long mask_batch, long long mask_head,
+              long long q_head, int q_row, long long k_batch, long long k_head, int k_row,
+              long long v_batch, long long v_head, int v_row, long long mask_batch, long long mask_head,
               long long mask_row, long long mask_key, long long y_batch, long long y_head, long long y_row) {
   extern __shared__ __align__(128) unsigned char shared[];
   Element* query_tile = reinterpret_cast<Element*>(shared);
   Element* stages = query_tile + ROWS * WIDE_STRIDE;
 
-  const int batch = blockIdx.z, head = blockIdx.y;
-  const int first = (gridDim.x - 1 - blockIdx.x) * ROWS;  // those that see most keys begin first
+  const int batch = blockIdx.z, head = blockIdx.x, heads = gridDim.x;
+  const int first = (gridDim.y - 1 - blockIdx.y) * ROWS;  // those that see most keys begin first
   const int last = (first + ROWS < queries ? first + ROWS : queries) - 1;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int own = warp * TILES * 16;  // the warp's first row of the tile
@@ -179,10 +193,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             norm += scores[tile][n][i];
           }
         norms[tile][half] = norm;
+        if (__any_sync(0xffffffffu, shrink != 1.0f)) {
 #pragma unroll
-        for (int n = 0; n < VALUE_SIZE / 8; ++n)
+          for (int n = 0; n < VALUE_SIZE / 8; ++n)
 #pragma unroll
-          for (int i = 2 * half; i < 2 * half + 2; ++i) sums[tile][n][i] *= shrink;
+            for (int i = 2 * half; i < 2 * half + 2; ++i) sums[tile][n][i] *= shrink;
+        }
       }
 
 #pragma unroll
@@ -222,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       float part = norm == 0.0f ? 0.0f : 1.0f / norm;  // a query that sees no key gets zeros
       int query = first + own + tile * 16 + half * 8 + lane / 4;
       if (logarithms != nullptr && lane % 4 == 0 && query < queries)
-        logarithms[(static_cast<long long>(batch) * gridDim.y + head) * queries + query] =
+        logarithms[(static_cast<long long>(batch) * heads + head) * queries + query] =
             norm == 0.0f ? -NOTHING : peaks[tile][half] * factor + log2f(norm);
       Element* row = result + (tile * 16 + half * 8 + lane / 4) * WIDE_STRIDE + lane % 4 * 2;
 #pragma unroll

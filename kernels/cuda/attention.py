@@ -35,8 +35,8 @@ _MOST_BLOCKS = 65_535
 """Of a grid's second and third dim."""
 _FAR = 2**30
 """A window that reaches further is none."""
-_ACCUMULATORS = 160
-"""Registers of a thread for scores and sums; more leave too few for the rest."""
+_ACCUMULATORS, _MOST_ACCUMULATORS = 160, 192
+"""Registers of a thread for scores and sums, which leave enough for the rest; and where scores stay plain."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def fits(of: Sizes) -> bool:
     return (
         all(size % _HEAD_MULTIPLE == 0 and 0 < size <= _LONGEST_HEAD for size in sizes)
         and min(of.batch, of.queries, of.keys) > 0
-        and max(of.queries, of.keys) < _FAR
+        and max(of.queries, of.keys) < _MOST_BLOCKS * 32
         and blocks <= _MOST_BLOCKS
     )
 
@@ -236,7 +236,7 @@ def strides_of(x: Array) -> list[Any]:
 
 def _is_aligned(gpu: Gpu, x: Array) -> bool:
     """Whether 16-byte chunks of its last dim can be read."""
-    if gpu.address(x) % 16 or x.strides[-1] != x.dtype.itemsize:
+    if gpu.address(x) % 16 or x.strides[-1] != x.dtype.itemsize or abs(x.strides[-2]) >= 2**31:
         return False
     return all(stride % 16 == 0 for size, stride in zip(x.shape[:-1], x.strides[:-1], strict=True) if size > 1)
 
@@ -288,13 +288,14 @@ def padded(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def _tiles(gpu: Gpu, of: Sizes) -> _Tiles:
+def _tiles(gpu: Gpu, of: Sizes, is_shaped: bool) -> _Tiles:
     """The largest blocks that give every multiprocessor one."""
+    most = _ACCUMULATORS if is_shaped else _MOST_ACCUMULATORS
     wide = max(padded(of.head), padded(of.value_head))
     choices = [(4, 2), (4, 1), (2, 1)] if wide <= _LONGEST_HEAD // 2 else [(8, 1), (4, 1), (2, 1)]
     found = None
     for warps, tiles in choices:
-        keys = 64 if tiles * (64 + padded(of.value_head)) // 2 <= _ACCUMULATORS else 32
+        keys = 64 if tiles * (64 + padded(of.value_head)) // 2 <= most else 32
         found = _Tiles(warps, tiles, keys)
         if found.shared_bytes(of) > gpu.shared_bytes:
             found = _Tiles(warps, tiles, keys // 2)
@@ -311,14 +312,14 @@ def in_tiles(gpu: Gpu, q: Array, k: Array, v: Array, y: Array, logarithms: Array
     if q.dtype == np.float32:
         program, function, rows, threads, shared = _float_program(gpu, of, defines)
     else:
-        tiles = _tiles(gpu, of)
+        tiles = _tiles(gpu, of, call.is_shaped)
         program = Program.file("attention.cu", **defines, WARPS=tiles.warps, TILES=tiles.tiles, KEYS=tiles.keys)
         function, rows, threads, shared = "attention", tiles.rows, tiles.warps * 32, tiles.shared_bytes(of)
     counts = [np.int32(count) for count in (of.group, of.queries, of.seen)]
-    strides = [stride for x in operands for stride in strides_of(x)[:3]]
+    strides = [stride for x in operands for stride in (*strides_of(x)[:2], np.int32(strides_of(x)[2]))]
     pointers = [*operands, *pointers_of(call.mask, call.valid), y, *pointers_of(logarithms)]
     arguments = [*pointers, *counts, *call.numbers(), *strides, *call.strides(), *strides_of(y)[:3]]
-    gpu.launch(program, function, (-(-of.queries // rows), of.heads, of.batch), threads, arguments, shared)
+    gpu.launch(program, function, (of.heads, -(-of.queries // rows), of.batch), threads, arguments, shared)
 
 
 def pointers_of(*arrays: Array | None) -> list[Any]:
@@ -391,7 +392,7 @@ def _decode(
 def all_programs() -> Iterator[Program]:
     """Some of each source."""
     for element, mask in ((1, 0), (2, 2)):
-        for head, tiles, keys in ((64, 2, 64), (128, 2, 32), (256, 1, 64), (80, 1, 64)):
+        for head, tiles, keys in ((64, 2, 64), (128, 2, 32 if mask else 64), (256, 1, 64), (80, 1, 64)):
             sizes: dict[str, Any] = {"HEAD": head, "VALUE_HEAD": head, "WARPS": 4, "TILES": tiles, "KEYS": keys}
             yield Program.file("attention.cu", ELEMENT=element, MASK=mask, SHAPED=int(mask > 0), **sizes)
     for head, keys, mask in ((64, 64, 0), (128, 32, 2), (256, 32, 0)):

@@ -38,16 +38,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     attention_f32(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
                   const void* __restrict__ mask, const long long* __restrict__ valid, float* __restrict__ y,
                   float* __restrict__ logarithms, int group, int queries, int keys, int offset, int left, int right, float scale, float cap, long long q_batch,
-                  long long q_head, long long q_row, long long k_batch, long long k_head, long long k_row,
-                  long long v_batch, long long v_head, long long v_row, long long mask_batch, long long mask_head,
+                  long long q_head, int q_row, long long k_batch, long long k_head, int k_row,
+                  long long v_batch, long long v_head, int v_row, long long mask_batch, long long mask_head,
                   long long mask_row, long long mask_key, long long y_batch, long long y_head, long long y_row) {
   extern __shared__ __align__(128) unsigned char shared[];
   float* query_tile = reinterpret_cast<float*>(shared);
   float* weights = query_tile + ROWS * STRIDE;
   float* stages = weights + ROWS * WEIGHT_STRIDE;
 
-  const int batch = blockIdx.z, head = blockIdx.y;
-  const int first = (gridDim.x - 1 - blockIdx.x) * ROWS;  // those that see most keys begin first
+  const int batch = blockIdx.z, head = blockIdx.x, heads = gridDim.x;
+  const int first = (gridDim.y - 1 - blockIdx.y) * ROWS;  // those that see most keys begin first
   const int last = (first + ROWS < queries ? first + ROWS : queries) - 1;
   const int column = threadIdx.x % 16, own = threadIdx.x / 16 * TILES;  // the thread's first row of the tile
   const Sight sight(keys, queries, offset, left, right, valid, batch);
@@ -175,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float part = norm == 0.0f ? 0.0f : 1.0f / norm;  // a query that sees no key gets zeros
     int query = first + own + i;
     if (logarithms != nullptr && column == 0 && query < queries)
-      logarithms[(static_cast<long long>(batch) * gridDim.y + head) * queries + query] =
+      logarithms[(static_cast<long long>(batch) * heads + head) * queries + query] =
           norm == 0.0f ? -NOTHING : peaks[i] + log2f(norm);
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {

@@ -159,6 +159,15 @@ inline float __shfl_xor_sync(unsigned, float value, int other) {
   return found;
 }
 
+inline int __any_sync(unsigned, int predicate) {
+  fibers[current].given[0] = predicate != 0;
+  __syncwarp();
+  int found = 0;
+  for (int other = 0; other < 32; ++other) found |= fibers[warp() * 32 + other].given[0];
+  __syncwarp();
+  return found;
+}
+
 inline float fp16_value(unsigned short bits) {
   _Float16 value;
   std::memcpy(&value, &bits, 2);
