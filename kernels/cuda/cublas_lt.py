@@ -13,10 +13,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..gemm import Gemm, contiguous_calls, product_shape
+from ..gemm import Gemm, Operand, contiguous_calls, product_shape
 from ..operands import BFLOAT16, FLOAT32, compute_dtype, narrow, widen
 from ..registry import Array, ArrayModule
-from . import few_rows
+from . import few_rows, padding
+from .copies import copy_into
 from .cublas_lt_library import BF16, EPILOGUES, F16, F32, F64, Addresses, CublasLtError, Library, Plan, Problem, library
 from .finish import Finish
 from .gpu import Gpu
@@ -214,8 +215,13 @@ def _multiply(xp: ArrayModule, a: Array, b: Array, result: Array, finish: Finish
     taken = finish.of_dtype(xp, result.dtype)
     multiplier = _multiplier(xp, left.data.device_id)
     is_single = is_together and len(calls) == 1
-    if is_single and few_rows.is_fit(calls[0], left, right, result, (left.data.ptr, right.data.ptr)):
+    addresses = left.data.ptr, right.data.ptr, result.data.ptr
+    if is_single and few_rows.is_fit(calls[0], left, right, result, addresses[:2]):
         few_rows.multiply(multiplier.gpu, calls[0], left, right, result, taken)
+        return
+    is_alike = is_single and taken.residual is None and left.dtype == result.dtype
+    is_padded = is_alike and padding.is_worth(calls[0], left.itemsize, addresses)
+    if is_padded and _multiply_padded(xp, multiplier, calls[0], left, right, result, taken):
         return
     if is_together and _is_done(multiplier, calls, left, right, result, taken):
         return
@@ -226,6 +232,38 @@ def _multiply(xp: ArrayModule, a: Array, b: Array, result: Array, finish: Finish
         finish.added(xp, product, result)
         return
     raise ValueError(f"cuBLASLt multiplies no {a.dtype}{list(a.shape)} with {b.dtype}{list(b.shape)}")
+
+
+def _multiply_padded(
+    xp: ArrayModule, multiplier: Multiplier, call: Gemm, a: Array, b: Array, result: Array, finish: Finish
+) -> bool:
+    """Compute a product in pieces of rows, with what lies at odd places copied to even ones; see `padding`."""
+    is_odd = [padding.is_odd(own, x.data.ptr, x.itemsize) for own, x in ((call.a, a), (call.b, b), (call.c, result))]
+
+    def even(is_needed: bool, lines: Array, operand: Operand) -> tuple[Array, Operand]:
+        if not is_needed:
+            return lines, operand
+        made, operand = padding.apart(xp, lines, operand)
+        _copy(multiplier, lines, made)
+        return made, operand
+
+    a_lines = padding.lines(xp, a, call.a, call.m, call.k)
+    right, b_place = even(is_odd[1], padding.lines(xp, b, call.b, call.k, call.n), call.b)
+    for rows in padding.row_pieces(call, result.itemsize):
+        left, a_place = even(is_odd[0], a_lines[:, rows] if call.a.transposed else a_lines[rows], call.a)
+        own = result.reshape(call.m, call.n)[rows]
+        target, place = padding.apart(xp, own, call.c) if is_odd[2] else (own, call.c)
+        piece = call._replace(m=rows.stop - rows.start, a=a_place, b=b_place, c=place)
+        if not _is_done(multiplier, [piece], left, right, target, finish):
+            return False
+        if is_odd[2]:
+            _copy(multiplier, target, own)
+    return True
+
+
+def _copy(multiplier: Multiplier, source: Array, target: Array) -> None:
+    if not copy_into(multiplier.gpu, source, target):
+        target[...] = source
 
 
 def _is_done(multiplier: Multiplier, calls: list[Gemm], a: Array, b: Array, result: Array, finish: Finish) -> bool:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from irpar.kernels import lookup
-from irpar.kernels.cuda import cublas_lt
+from irpar.kernels import gemm, lookup
+from irpar.kernels.cuda import cublas_lt, padding
 from irpar.kernels.cuda.cublas_lt_library import Library, library
 from irpar.kernels.gemm import product
 from tests.strict_device import STRICT, StrictArray
@@ -248,6 +248,51 @@ def test_gemm_is_one_launch(device: Device, added: tuple[int, ...], dtype: np.dt
     assert found is out
     np.testing.assert_allclose(found._array.astype(F64), wanted, rtol=0, atol=4 * UNIT[dtype])
     assert len(device.fake.products) == 1
+
+
+@pytest.mark.parametrize("odd", ["a", "b", "y", "ab", "by", "aby"])
+@pytest.mark.parametrize("turned", ["", "a", "b", "ab"])
+def test_rows_at_odd_places_are_put_further_apart(
+    device: Device, monkeypatch: pytest.MonkeyPatch, odd: str, turned: str
+) -> None:
+    for name, value in {"FEWEST_PRODUCTS": 1, "FEWEST_TERMS": 8, "PIECE_BYTES": 1}.items():
+        monkeypatch.setattr(padding, name, value)
+    monkeypatch.setattr(cublas_lt, "copy_into", lambda gpu, source, target: False)
+    monkeypatch.setattr(cublas_lt.Multiplier, "gpu", None)
+    m, k, n = 300, 24, 29 if "y" in odd else 32
+    numbers = np.random.default_rng(4)
+
+    def lying(rows: int, columns: int, name: str) -> np.ndarray:
+        shape = (columns, rows) if name in turned else (rows, columns)
+        gap = 8 - shape[1] % 8 + (name in odd)
+        found = numbers.standard_normal((shape[0], shape[1] + gap)).astype(F16)[:, : shape[1]]
+        return found.T if name in turned else found
+
+    a, b, bias = lying(m, k, "a"), lying(k, n, "b"), numbers.standard_normal(n).astype(F16)
+    out, memory = guarded((m, n), F16, 0)
+    before = memory.copy()
+    cublas_lt.matmul(device.xp, *map(StrictArray, (a, b, out)), bias=StrictArray(bias), activation="relu")
+    wanted = exact(a, b, bias=bias, activation="relu", residual=None, alpha=1.0, beta=1.0)
+    np.testing.assert_allclose(out.astype(F64), wanted, rtol=0, atol=20 * UNIT[F16])
+    assert memory[:GUARD].tobytes() == before[:GUARD].tobytes()
+    assert memory[-GUARD:].tobytes() == before[-GUARD:].tobytes()
+    assert len(device.fake.products) == 3  # of 128, 128 and 44 rows
+    assert all(layout["leading"] % 8 == 0 for layout in device.fake.alive.values() if "leading" in layout)
+
+
+def test_which_products_have_rows_put_further_apart() -> None:
+    place = gemm.Operand(False, 0, 768, 0)
+    logits = gemm.Gemm(8192, 50257, 768, 1, place, place, gemm.Operand(False, 0, 50257, 0))
+    assert padding.is_worth(logits, 2, (256, 256, 256))
+    assert not padding.is_worth(logits, 4, (256, 256, 256)), "no 16-bit numbers"
+    assert not padding.is_worth(logits._replace(c=place), 2, (256, 256, 256)), "all lies at even places"
+    assert padding.is_worth(logits._replace(c=place), 2, (256, 258, 256))
+    assert not padding.is_worth(logits._replace(k=64), 2, (256, 256, 256)), "copying would take longer"
+    assert not padding.is_worth(logits._replace(m=1), 2, (256, 256, 256)), "a small product"
+    assert not padding.is_worth(logits._replace(batch=2), 2, (256, 256, 256))
+    odd = gemm.Operand(False, 0, 262_145, 0)
+    large = gemm.Gemm(8192, 262_144, 1024, 1, place, odd, place)
+    assert not padding.is_worth(large, 2, (256, 256, 256)), "a copy takes too much memory"
 
 
 OPERATORS: dict[str, tuple[str, str, list[tuple[int, ...]], dict[str, Any]]] = {

@@ -35,6 +35,8 @@ SHAPES = [
 ]
 FEW_ROWS = [((1, 2048), (2048, 264)), ((4, 4096), (4096, 136)), ((3, 520), (520, 4096)), ((2048,), (2048, 512))]
 """Of large matrices."""
+ODD_ROWS = ((640, 512), (512, 1001))
+"""Of a product that is computed with rows further apart."""
 
 
 def place(x: np.ndarray, layout: str, offset: int) -> Any:
@@ -66,7 +68,7 @@ PLAIN: dict[str, Any] = {"bias": None, "activation": None, "residual": None, "al
 
 
 @pytest.mark.parametrize(("dtype", "result"), DTYPES, ids=str)
-@pytest.mark.parametrize("shapes", SHAPES + FEW_ROWS[:3], ids=str)
+@pytest.mark.parametrize("shapes", [*SHAPES, *FEW_ROWS[:3], ODD_ROWS], ids=str)
 def test_products(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
     numbers = np.random.default_rng()
     a, b = (numbers.standard_normal(shape).astype(dtype) for shape in shapes)
@@ -82,7 +84,7 @@ def test_products(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "result"), DTYPES, ids=str)
-@pytest.mark.parametrize("shapes", [SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[6], *FEW_ROWS], ids=str)
+@pytest.mark.parametrize("shapes", [SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[6], *FEW_ROWS, ODD_ROWS], ids=str)
 def test_what_follows(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
     numbers = np.random.default_rng()
     a, b = (numbers.standard_normal(shape).astype(dtype) for shape in shapes)

@@ -1,0 +1,72 @@
+"""16-bit products whose rows lie at odd places: tensor cores read and write matrices in rows of whole 16 bytes.
+
+A vocabulary of 50,257 makes rows of logits that begin anywhere, for which cuBLASLt has only slow kernels. So such a
+product is computed in pieces of rows, each of which has its rows further apart and is then copied to where it belongs,
+out of the cache; operands that lie so are copied before.
+"""
+
+from collections.abc import Iterator
+
+from ..gemm import Gemm, Operand
+from ..registry import Array, ArrayModule
+
+ALIGNMENT = 16
+"""Bytes."""
+
+FEWEST_PRODUCTS = 2**28
+"""Fewer take less time than a launch."""
+
+FEWEST_TERMS = 256
+"""How often an element is used at least, so that copying it takes less time than is gained."""
+
+PIECE_BYTES = 2**26
+"""Of rows of the result, or of the first operand that are computed at once."""
+
+MOST_BYTES = 2**28
+"""Of the second operand, which is copied as a whole."""
+
+_ROWS = 128
+"""Pieces have a multiple of these."""
+
+
+def is_worth(call: Gemm, itemsize: int, addresses: tuple[int, int, int]) -> bool:
+    """Whether a product takes less time with rows further apart.
+
+    Args:
+        call: all that there is to multiply.
+        itemsize: of all three.
+        addresses: of a, b and the result.
+    """
+    if itemsize != 2 or call.batch > 1 or call.m * call.n * call.k < FEWEST_PRODUCTS:
+        return False
+    if is_odd(call.b, addresses[1], itemsize) and call.k * call.n * itemsize > MOST_BYTES:
+        return False
+    operands = zip((call.a, call.b, call.c), addresses, (call.n, call.m, call.k), strict=True)
+    uses = [terms for operand, address, terms in operands if is_odd(operand, address, itemsize)]
+    return bool(uses) and min(uses) >= FEWEST_TERMS
+
+
+def is_odd(operand: Operand, address: int, itemsize: int) -> bool:
+    """Whether rows begin anywhere."""
+    return bool(address % ALIGNMENT or operand.leading * itemsize % ALIGNMENT)
+
+
+def lines(xp: ArrayModule, x: Array, operand: Operand, rows: int, columns: int) -> Array:
+    """A matrix as its elements lie in memory: the transposed of one that lies column by column."""
+    shape = (columns, rows) if operand.transposed else (rows, columns)
+    return xp.lib.stride_tricks.as_strided(x, shape, (operand.leading * x.itemsize, x.itemsize))
+
+
+def apart(xp: ArrayModule, lines: Array, operand: Operand) -> tuple[Array, Operand]:
+    """Memory for lines of a matrix that each begin at an even place, and how the matrix lies there."""
+    length = -(-lines.shape[1] * lines.itemsize // ALIGNMENT) * ALIGNMENT // lines.itemsize
+    made = xp.empty((lines.shape[0], length), dtype=lines.dtype)
+    return made[:, : lines.shape[1]], operand._replace(leading=length)
+
+
+def row_pieces(call: Gemm, itemsize: int) -> Iterator[slice]:
+    """Rows of the result that are computed at once."""
+    row_bytes = max(call.n, call.k) * itemsize
+    count = max(_ROWS, PIECE_BYTES // row_bytes // _ROWS * _ROWS)
+    for start in range(0, call.m, count):
+        yield slice(start, min(call.m, start + count))
