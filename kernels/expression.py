@@ -37,7 +37,7 @@ DTYPES: Mapping[str, "np.dtype[Any]"] = {
 
 Shape = tuple[int, ...]
 Attribute = int | float | str | tuple[int, ...]
-Kind = Literal["elementwise", "reduction", "squeeze"]
+Kind = Literal["elementwise", "reduction", "squeeze", "unsqueeze"]
 
 
 class ExpressionError(ValueError):
@@ -59,7 +59,7 @@ class Operator:
         version: of ONNX's operator set whose kernel computes it.
         operands: how many it has.
         defaults: its attributes, with their values where a step does not set them.
-        takes: the dtypes of its operands: any, floats, numbers, or bools.
+        takes: the dtypes of its operands: any, floats, numbers, integers, or bools.
         kind: how it makes a shape.
         gives_bool: whether results are bools; else they have the dtype of the last operand, or of `to`.
     """
@@ -67,7 +67,7 @@ class Operator:
     version: int
     operands: int = 1
     defaults: Mapping[str, Attribute | None] = ()  # type: ignore[assignment]
-    takes: Literal["any", "float", "number", "bool"] = "float"
+    takes: Literal["any", "float", "number", "integer", "bool"] = "float"
     kind: Kind = "elementwise"
     gives_bool: bool = False
 
@@ -98,6 +98,8 @@ def _operators() -> dict[str, Operator]:
     found["PRelu"] = Operator(16, 2)
     for name in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"):
         found[name] = Operator(19, 2, takes="any" if name == "Equal" else "number", gives_bool=True)
+    for name, count in (("BitwiseAnd", 2), ("BitwiseOr", 2), ("BitwiseXor", 2), ("BitwiseNot", 1)):
+        found[name] = Operator(18, count, takes="integer")
     for name, count in (("And", 2), ("Or", 2), ("Xor", 2), ("Not", 1)):
         found[name] = Operator(7, count, takes="bool", gives_bool=True)
     found["IsNaN"] = Operator(20, gives_bool=True)
@@ -106,12 +108,17 @@ def _operators() -> dict[str, Operator]:
     found["Cast"] = Operator(13, 1, {"to": None}, "any")
     for name in ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"):
         found[name] = Operator(1, defaults={"axes": None}, kind="reduction")
+    found["Unsqueeze"] = Operator(1, defaults={"axes": None}, takes="any", kind="unsqueeze")
     found["Squeeze"] = Operator(1, defaults={"axes": None}, takes="any", kind="squeeze")
     return found
 
 
 OPERATORS = _operators()
-"""What steps can be, by ONNX's names. Squeeze makes a result of a reduction's, which lies in the same order."""
+"""What steps can be, by ONNX's names.
+
+Squeeze makes a result of a reduction's, which lies in the same order; Unsqueeze lets an operand broadcast along dims
+behind its own.
+"""
 
 
 @dataclass(frozen=True)
@@ -258,14 +265,20 @@ def _check_dtypes(operator: Operator, values: Sequence[Operand]) -> None:
         raise ExpressionError(f"operands are of one dtype, not {', '.join(sorted(map(str, dtypes))) or 'none'}")
     dtype = dtypes.pop()
     is_bool = dtype.kind == "b"
-    is_taken = {"any": True, "float": is_float(dtype), "number": not is_bool, "bool": is_bool}[operator.takes]
-    if not is_taken:
+    kinds = {"float": is_float(dtype), "number": not is_bool, "integer": dtype.kind in "iu", "bool": is_bool}
+    if operator.takes != "any" and not kinds[operator.takes]:
         raise ExpressionError(f"it takes {operator.takes}s, not {dtype}")
 
 
 def _shape_along(step: Step, shape: Shape) -> Shape:
-    """The shape after a reduction, or after dims of size 1 are dropped."""
+    """The shape after a reduction, or after dims of size 1 are dropped or put in."""
     axes = step.attribute("axes")
+    if step.operator.kind == "unsqueeze":
+        rank = len(shape) + len(axes)
+        if min(axes) < -rank:
+            raise ExpressionError(f"axis {min(axes)} is outside a shape of {rank} dims")
+        sizes = iter(shape)
+        return tuple(1 if dim - rank in axes else next(sizes) for dim in range(rank))
     if min(axes) < -len(shape):
         raise ExpressionError(f"axis {min(axes)} is outside a shape of {len(shape)} dims")
     chosen = {axis + len(shape) for axis in axes}
@@ -412,7 +425,7 @@ def _computed(xp: ArrayModule, step: Step, values: Mapping[str, Array], types: M
     if step.op_type == "Cast":
         made = convert(xp, operands[0], DTYPES[step.attribute("to")])
         return widen(made.copy() if made is operands[0] else made)
-    if step.op_type == "Squeeze":
+    if step.operator.kind in ("squeeze", "unsqueeze"):
         return operands[0].reshape(types[step.target].shape)
     found = lookup("", step.op_type, step.operator.version)
     assert found is not None

@@ -61,7 +61,7 @@ def _infer(node: Node) -> Sequence[Type]:
 def _flops(node: Node) -> int:
     """One for each element that a step makes or reduces; none for one that only converts."""
     types = _types(node)
-    counted = (step for step in expression_of(node).steps if step.op_type not in ("Cast", "Squeeze"))
+    counted = (step for step in expression_of(node).steps if step.op_type not in ("Cast", "Squeeze", "Unsqueeze"))
     return sum(max(math.prod(types[name].shape) for name in (step.target, *step.names)) for step in counted)
 
 
@@ -103,10 +103,12 @@ class _Writer:
         return self._writer.constant(np.asarray(number.of_dtype(like.dtype.numpy)).astype(like.dtype.numpy), "number")
 
     def _along(self, step: Step, value: Value) -> Value:
-        """A reduction, or dims of size 1 that go."""
-        axes = [axis + len(value.shape) for axis in step.attribute("axes")]
+        """A reduction, or dims of size 1 that go or come."""
+        given = step.attribute("axes")
+        rank = len(value.shape) + (len(given) if step.operator.kind == "unsqueeze" else 0)
+        axes = [axis + rank for axis in given]
         settings = {"keepdims": 1} if step.operator.kind == "reduction" else {}
-        if self._opset >= (13 if step.op_type in ("ReduceSum", "Squeeze") else 18):
+        if self._opset >= (13 if step.op_type in ("ReduceSum", "Squeeze", "Unsqueeze") else 18):
             return self._writer.op(step.op_type, [value, self._writer.ints(axes)], settings)
         return self._writer.op(step.op_type, [value], {"axes": axes, **settings})
 

@@ -37,7 +37,7 @@ template <> struct Store<bfloat_t> {
   static DEVICE_MEMBER bfloat_t of(float x) { return to_bfloat(x); }
 };
 
-// -- vectors of up to 16 bytes
+// -- vectors, in words of up to 16 bytes
 
 template <int BYTES> struct Word;
 template <> struct Word<1> { typedef unsigned char type; };
@@ -45,6 +45,10 @@ template <> struct Word<2> { typedef unsigned short type; };
 template <> struct Word<4> { typedef unsigned int type; };
 template <> struct Word<8> { typedef uint2 type; };
 template <> struct Word<16> { typedef uint4 type; };
+struct Words32 { uint4 first, second; };
+struct Words64 { Words32 first, second; };
+template <> struct Word<32> { typedef Words32 type; };
+template <> struct Word<64> { typedef Words64 type; };
 
 template <int V, class S> union Vector {
   typename Word<V * sizeof(S)>::type word;
@@ -87,6 +91,11 @@ template <class T> DEVICE T op_Pow(T a, T b) { return pow(a, b); }
 template <class T> DEVICE T op_Square(T a) { return a * a; }
 template <class T> DEVICE T op_Cube(T a) { return a * a * a; }
 template <class T> DEVICE T op_PRelu(T a, T b) { return a < 0 ? b * a : a; }
+
+template <class T> DEVICE T op_BitwiseAnd(T a, T b) { return (T)(a & b); }
+template <class T> DEVICE T op_BitwiseOr(T a, T b) { return (T)(a | b); }
+template <class T> DEVICE T op_BitwiseXor(T a, T b) { return (T)(a ^ b); }
+template <class T> DEVICE T op_BitwiseNot(T a) { return (T)~a; }
 
 template <class T> DEVICE bool op_Equal(T a, T b) { return a == b; }
 template <class T> DEVICE bool op_Greater(T a, T b) { return a > b; }

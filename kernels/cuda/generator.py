@@ -110,6 +110,10 @@ class _Problem:
         cls, expression: Expression, types: Mapping[str, Operand], operands: Sequence[Layout], results: Sequence[Layout]
     ) -> "_Problem | None":
         """The space of an expression, if it has one."""
+        seen_as = _seen_as(expression)
+        if seen_as is None:
+            return None
+        types = {**types, **{name: types[step.target] for name, step in seen_as.items()}}
         squeezed = {step.target: step.names[0] for step in expression.steps if step.op_type == "Squeeze"}
         if any(name in squeezed for step in expression.steps for name in step.names):
             return None
@@ -123,6 +127,7 @@ class _Problem:
         if chosen and next(iter(chosen)) != frozenset(range(-reduced, 0)):
             return None
         tensors = {f"x{place}": layout for place, layout in enumerate(operands)}
+        tensors.update((name, tensors[name].unsqueezed(step.attribute("axes"))) for name, step in seen_as.items())
         for name, layout in zip(expression.results, results, strict=True):
             seen = types[squeezed.get(name, name)].shape
             tensors[name] = Layout.contiguous(seen, layout.dtype, layout.alignment)
@@ -188,6 +193,8 @@ def _step_text(step: Step, types: Mapping[str, Operand], names: Mapping[str, str
     ]
     if step.op_type == "Cast":
         return _cast_text(given[0], kind, step.attribute("to"))
+    if step.op_type == "Unsqueeze":
+        return given[0]
     name = step.op_type
     if name == "Pow" and isinstance(step.operands[1], Number) and float(str(step.operands[1])) in (2.0, 3.0):
         name, given = ("Square" if float(str(step.operands[1])) == 2 else "Cube"), given[:1]
@@ -199,6 +206,14 @@ def _step_text(step: Step, types: Mapping[str, Operand], names: Mapping[str, str
         settings = (step.attribute(key) for key in dict(step.operator.defaults))
         given += [str(value) if isinstance(value, int) else _number(value, kind) for value in settings]
     return f"op_{name}<{kind}>({', '.join(given)})"
+
+
+def _seen_as(expression: Expression) -> dict[str, Step] | None:
+    """Operands that are read with more dims, and the step that puts these in; None where others read them too."""
+    found = {step.names[0]: step for step in expression.steps if step.op_type == "Unsqueeze"}
+    readers = [name for step in expression.steps for name in step.names]
+    is_plain = all(name[0] == "x" and readers.count(name) == 1 and found[name].target[0] == "t" for name in found)
+    return found if is_plain else None
 
 
 def _cast_text(value: str, kind: str, to: str) -> str:
@@ -226,11 +241,12 @@ class _Kernel:
         return str(stride) if stride in (0, 1) else self.argument(name, stride)
 
     def fitting_width(self, inner: Dims, outer: Dims | None) -> int:
-        """The longest vector that divides the innermost dim and has up to 16 bytes of each tensor along it."""
+        """The longest vector that divides the innermost dim and has up to 16 bytes of each result along it."""
         if not inner.sizes:
             return 1
         along = [name for place, name in enumerate(self.names) if inner.strides[place][-1] == 1]
-        items = [self.problem.tensors[name].dtype.itemsize for name in along]
+        written = [name for name in along if name[0] == "y"]
+        items = [self.problem.tensors[name].dtype.itemsize for name in written or along]
         width = min(8, 16 // max(items, default=16))
         while width > 1 and inner.sizes[-1] % width:
             width //= 2
@@ -241,7 +257,7 @@ class _Kernel:
         """Whether vectors of a tensor lie in one piece, at addresses that are multiples of their size."""
         layout = self.problem.tensors[self.names[place]]
         others = (*inner.strides[place][:-1], *(outer.strides[place] if outer is not None else ()))
-        is_aligned = layout.alignment % (width * layout.dtype.itemsize) == 0
+        is_aligned = layout.alignment % min(16, width * layout.dtype.itemsize) == 0
         return inner.strides[place][-1] == 1 and is_aligned and all(stride % width == 0 for stride in others)
 
     def coordinates(self, prefix: str, index: str, dims: Dims, unit: int = 1) -> list[str]:

@@ -38,6 +38,15 @@ class Layout:
             step *= size
         return cls(shape, dtype, tuple(strides), alignment)
 
+    def unsqueezed(self, axes: Sequence[int]) -> "Layout":
+        """With dims of size 1 at places counted from the last one, which is -1."""
+        rank = len(self.shape) + len(axes)
+        sizes, strides = iter(self.shape), iter(self.strides)
+        places = range(-rank, 0)
+        shape = tuple(1 if place in axes else next(sizes) for place in places)
+        steps = tuple(0 if place in axes else next(strides) for place in places)
+        return Layout(shape, self.dtype, steps, self.alignment)
+
     def within(self, space: Shape) -> Strides:
         """Strides over a space that the tensor broadcasts to: 0 along what it lacks, and along dims of size 1."""
         missing = len(space) - len(self.shape)

@@ -6,14 +6,21 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import irpar
 from irpar import models
+from irpar.ir import Module, plain_attribute
 from irpar.ir.text.files import parse_module
+from irpar.kernels import lookup
 from irpar.onnx_io import to_module, to_proto
 from irpar.pass_manager import PassManager
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.verification.inputs import random_inputs
+from tests.budget import budget
+
+from .golden import read, run_pipeline
 
 FAMILIES = ("gpt", "llama", "bert", "resnet", "vit", "moe", "t5", "unet", "dlrm")
 
@@ -297,3 +304,92 @@ def test_products_compute_the_same_and_are_written_with_their_operators(lines: t
     np.testing.assert_allclose(
         irpar.partition(to_module(model), "x=1").run(inputs, engine="numpy")["y"], expected, rtol=1e-5, atol=1e-6
     )
+
+
+# -- random graphs ----------------------------------------------------------------------------------------------------
+
+SIZES = ((6, 8), (6, 1), (1, 8), (8,), (), (6, 8, 4), (6, 8, 1))
+ONE = ("Tanh", "Sigmoid", "Neg", "Abs", "Relu", "Softplus", "Erf")
+TWO = ("Add", "Sub", "Mul", "Max", "Min")
+
+
+def random_graph(draw: Any) -> str:
+    """Nodes of any of the values before them: elementwise, of rows, products, views; several results."""
+    values = {
+        f"v{place}": shape for place, shape in enumerate(draw(st.lists(st.sampled_from(SIZES), min_size=2, max_size=4)))
+    }
+    takes = ", ".join(f"%{name}: {typed(shape)}" for name, shape in values.items())
+    lines = ["%axes = constant : i64[1] [-1]"]
+    for place in range(draw(st.integers(3, 14))):
+        name, kind = (
+            f"t{place}",
+            draw(st.sampled_from(("one", "two", "two", "softmax", "mean", "norm", "product", "turn"))),
+        )
+        first, shape = draw(st.sampled_from(sorted(values.items())))
+        if kind == "two":
+            second, other = draw(st.sampled_from(sorted(values.items())))
+            if not fits(shape, other):
+                continue
+            made, text = np.broadcast_shapes(shape, other), f"{draw(st.sampled_from(TWO))}(%{first}, %{second})"
+        elif kind == "softmax" and shape:
+            made, text = shape, f"Softmax(%{first}) {{axis={draw(st.integers(-len(shape), -1))}}}"
+        elif kind == "mean" and shape:
+            keeps = draw(st.booleans())
+            made = (*shape[:-1], 1) if keeps else shape[:-1]
+            text = f"ReduceMean(%{first}, %axes) {{keepdims={int(keeps)}}}"
+        elif kind == "norm" and (8,) in values.values() and shape[-1:] == (8,):
+            scale = next(name for name, other in values.items() if other == (8,))
+            made, text = shape, f"LayerNormalization(%{first}, %{scale}) {{axis=-1}}"
+        elif kind == "product" and len(shape) == 2 and shape[1] == 8:
+            made, text = (shape[0], shape[0]), f"MatMul(%{first}, %{first}_t)"
+            turned = f"%{first}_t = Transpose(%{first}) : {typed(shape[::-1])}"
+            lines += [turned] if turned not in lines else []
+        elif kind == "turn" and len(shape) == 2:
+            made, text = shape[::-1], f"Transpose(%{first})"
+        else:
+            made, text = shape, f"{draw(st.sampled_from(ONE))}(%{first})"
+        lines.append(f"%{name} = {text} : {typed(made)}")
+        values[name] = made
+    own = [name for name in values if name[0] == "t"] or [*values]
+    gives = draw(st.lists(st.sampled_from(own), min_size=1, max_size=4, unique=True))
+    return graph(*lines, takes=takes, gives=", ".join(f"%{name}" for name in gives))
+
+
+def typed(shape: tuple[int, ...]) -> str:
+    return f"f32[{', '.join(map(str, shape))}]"
+
+
+def fits(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    try:
+        np.broadcast_shapes(one, other)
+    except ValueError:
+        return False
+    return True
+
+
+@settings(max_examples=budget(300), deadline=None)
+@given(st.data())
+def test_random_graphs_compute_the_same(data: st.DataObject) -> None:
+    text = random_graph(data.draw)
+    module = read(text)
+    fused_module = read(text)
+    run_pipeline("fuse-kernels", fused_module)
+    random = np.random.default_rng(0)
+    inputs = [random.normal(size=value.shape).astype("f4") for value in module.graph.inputs]
+    for found, expected in zip(computed(fused_module, inputs), computed(module, inputs), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5, err_msg=text)
+
+
+def computed(module: Module, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Node by node, with irpar's kernels."""
+    values: dict[Any, Any] = dict(zip(module.graph.inputs, inputs, strict=True))
+    for value in module.graph.constants:
+        assert value.data is not None
+        values[value] = value.data.numpy()
+    for node in module.graph:
+        kernel = lookup(node.domain, node.op_type, node.version)
+        assert kernel is not None, node
+        attributes = {name: plain_attribute(value) for name, value in node.attributes.items()}
+        operands = [None if operand is None else values[operand] for operand in node.operands]
+        values.update(zip(node.results, kernel(np, operands, attributes, len(node.results)), strict=True))
+    return [values[value] for value in module.graph.outputs]

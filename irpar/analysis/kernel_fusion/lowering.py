@@ -345,6 +345,46 @@ def _rms_norm(node: Node, made: Lowered) -> Sequence[Given | None]:
     return [*found, *(None for _ in node.results[len(found) :])]
 
 
+def _along_channels(made: Lowered, value: Value, rank: int, to: DType) -> Given:
+    """A number for each channel, which is dim 1 of a rank, in a dtype."""
+    cast = made.cast(
+        made.step("Unsqueeze", value, axes=tuple(range(2 - rank, 0))) if rank > 2 else value, value.dtype, to
+    )
+    if value.shape != (made.space[1],):
+        raise CannotTellError("channels")
+    return cast
+
+
+def _batch_norm(node: Node, made: Lowered) -> Sequence[Given | None]:
+    """In inference: the statistics are operands."""
+    x, rank = needed(node, 0), len(made.space)
+    vectors = [needed(node, index) for index in range(1, 5)]
+    if rank < 2 or int_attribute(node, "training_mode", 0) or not made.wanted.isdisjoint(node.results[1:]):
+        raise CannotTellError("training")
+    wide = DType.F32 if any(vector.dtype is not x.dtype for vector in vectors) else x.dtype
+    if wide is not x.dtype and DType.F64 in (x.dtype, *(vector.dtype for vector in vectors)):
+        raise CannotTellError("float64 beside others")
+    scale, bias, mean, variance = (_along_channels(made, vector, rank, wide) for vector in vectors)
+    epsilon = Number.of(float_attribute(node, "epsilon", 1e-5), wide.numpy)
+    factor = made.step("Div", scale, made.step("Sqrt", made.step("Add", variance, epsilon)))
+    centred = made.step("Sub", made.cast(x, x.dtype, wide), mean)
+    y = made.step("Add", made.step("Mul", centred, factor), bias)
+    return [made.cast(y, wide, x.dtype)]
+
+
+def _instance_norm(node: Node, made: Lowered) -> Sequence[Given | None]:
+    x, rank = needed(node, 0), len(made.space)
+    vectors = [needed(node, index) for index in (1, 2)]
+    if rank < 3 or any(vector.dtype is not x.dtype for vector in vectors):
+        raise CannotTellError("rank or dtypes")
+    _rows(made, x.shape, range(2, rank))
+    scale, bias = (_along_channels(made, vector, rank, x.dtype) for vector in vectors)
+    centred = made.step("Sub", x, made.reduce("ReduceMean", x))
+    inverse = _inverse_root(node, made, made.reduce("ReduceMean", made.step("Mul", centred, centred)))
+    y = made.step("Mul", made.step("Mul", centred, inverse), scale)
+    return [made.step("Add", y, bias)]
+
+
 def _skip_norm(node: Node, made: Lowered) -> Sequence[Given | None]:
     """com.microsoft's normalisations of a sum, which is their fourth result."""
     x, skip, scale = needed(node, 0), needed(node, 1), needed(node, 2)
@@ -365,18 +405,20 @@ def _skip_norm(node: Node, made: Lowered) -> Sequence[Given | None]:
 
 
 _PLAIN = (
-    "Abs Acos Acosh Add And Asin Asinh Atan Atanh Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater "
-    "GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Mish Mod Mul Neg Not Or PRelu "
-    "Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Sub Swish Tan Tanh "
-    "ThresholdedRelu Xor"
+    "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Ceil Celu Cos Cosh "
+    "Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less "
+    "LessOrEqual Log Mish Mod Mul Neg Not Or PRelu Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh "
+    "Softplus Softsign Sqrt Sub Swish Tan Tanh ThresholdedRelu Xor"
 )
 _LOWER: Mapping[tuple[str, str], Lower] = {
     **{("", name): _plain for name in _PLAIN.split()},
     **{("", name): _folded(name) for name in ("Max", "Mean", "Min", "Sum")},
     **{("", name): _reduction for name in OPERATORS if name.startswith("Reduce")},
+    ("", "BatchNormalization"): _batch_norm,
     ("", "Cast"): _cast,
     ("", "CastLike"): _cast,
     ("", "Clip"): _clip,
+    ("", "InstanceNormalization"): _instance_norm,
     ("", "LayerNormalization"): _layer_norm,
     ("", "LogSoftmax"): _softmax,
     ("", "Pow"): _power,
