@@ -6,6 +6,10 @@
 
 typedef long long Index;
 
+#ifndef EMULATED  // tests give it on a processor
+__device__ __forceinline__ float bits_value(unsigned bits) { return __uint_as_float(bits); }
+#endif
+
 #if ELEMENT == 0
 typedef float Element;
 typedef float Wide;
@@ -19,8 +23,7 @@ __device__ __forceinline__ Element narrowed(Wide x) { return x; }
 #else
 typedef unsigned short Element;
 typedef float Wide;
-#ifndef EMULATED  // tests give what follows on a processor
-__device__ __forceinline__ float bits_value(unsigned bits) { return __uint_as_float(bits); }
+#ifndef EMULATED
 __device__ __forceinline__ float fp16_value(unsigned short bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));

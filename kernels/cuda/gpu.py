@@ -90,7 +90,7 @@ class Gpu:
         if 0 in blocks:
             return
         for argument in arguments:
-            if isinstance(argument, bool | int | float):
+            if isinstance(argument, bool | int | float) and not isinstance(argument, np.generic):
                 raise TypeError(f"{function}: an argument {argument!r} has no C type; give a number of numpy's")
         found = self.function(program, function)
         if shared > STATIC_SHARED_BYTES and found.max_dynamic_shared_size_bytes < shared:

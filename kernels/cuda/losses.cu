@@ -15,7 +15,7 @@
 #endif
 
 constexpr int THREADS = 512;
-constexpr float LEAST = -__builtin_huge_valf();
+#define LEAST bits_value(0xff800000u)  // minus infinity
 
 // A maximum, and the sum of the exponentials of numbers less it.
 struct Sum {

@@ -76,6 +76,12 @@ def test_no_blocks_are_no_launch(cupy: Any) -> None:
     assert Module.made == []
 
 
+def test_numbers_of_numpy_have_a_c_type(cupy: Any) -> None:
+    numbers = (np.float64(1), np.float32(1), np.int64(1), np.bool_(True))
+    Gpu(cupy).launch(PROGRAM, "f", 1, 32, numbers)
+    assert Module.made[0].functions["f"].calls[0][2] == numbers
+
+
 @pytest.mark.parametrize("number", [1, 1.5, True])
 def test_numbers_without_a_c_type_are_refused(cupy: Any, number: Any) -> None:
     with pytest.raises(TypeError, match="has no C type"):

@@ -10,7 +10,8 @@ import pytest
 from irpar.kernels import cuda
 from irpar.kernels.cuda import Program, programs
 
-from .nvcc import NEEDS_NVCC, compile_program
+from .nvcc import ARCHITECTURES, NEEDS_NVCC, compile_program
+from .nvrtc import NEEDS_NVRTC, compile_at_run_time
 
 
 def all_programs() -> Iterator[tuple[str, Program]]:
@@ -64,3 +65,14 @@ def test_every_program_compiles(family: str, tmp_path: Path) -> None:
     for name, program in all_programs():
         if name == family:
             compile_program(program, tmp_path)
+
+
+@NEEDS_NVRTC
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted({family for family, _ in all_programs()}))
+def test_every_program_compiles_at_run_time(family: str) -> None:
+    """NVRTC has no headers of the host, and not all that nvcc has built in."""
+    for name, program in all_programs():
+        for arch in ARCHITECTURES if name == family else ():
+            if arch == 90 or not program.features:
+                compile_at_run_time(program, arch)
