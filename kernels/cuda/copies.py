@@ -5,7 +5,6 @@ CuPy's copies compute the place of each element by itself, however many lie one 
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -119,18 +118,23 @@ def in_order(gpu: Gpu, x: Array) -> Array:
 
 def is_view(x: Array, shape: Sequence[int]) -> bool:
     """Whether an array can be read in another shape of as many elements where it lies."""
-    if not x.size or x.flags.c_contiguous:
+    if not x.size:
         return True
-    dims = merged(x.shape, x.strides, x.strides)
-    steps = [(size, stride) for size, stride in zip(x.shape, x.strides, strict=True) if size != 1]
-    if any(first[1] < second[1] for first, second in pairwise(steps)):
-        return False  # In another order than that of memory.
-    pieces, need = [dim.size for dim in dims], [size for size in shape if size != 1]
-    for piece in pieces:
-        while piece > 1:
-            if not need or piece % need[0]:
+    old = [each for each in zip(x.shape, x.strides, strict=True) if each[0] != 1]
+    new = [size for size in shape if size != 1]
+    while old and new:
+        # The fewest dims of both that hold as many elements; those of the array must go on where each other end.
+        (count, stride), wanted = old.pop(0), new.pop(0)
+        while count != wanted:
+            if count > wanted:
+                if not new:
+                    return False
+                wanted *= new.pop(0)
+                continue
+            size, inner = old.pop(0)
+            if stride != size * inner:
                 return False
-            piece //= need.pop(0)
+            count, stride = count * size, inner
     return True
 
 
