@@ -192,7 +192,9 @@ def matmul(
     finish = Finish(bias, activation, residual, alpha, beta)
     if not inner:
         result.fill(0)
-        return narrow(finish.added(xp, widen(result), result), dtype)
+        sums = widen(result)
+        finish.of_dtype(xp, kind).launch(_multiplier(xp, result.data.device_id).gpu, sums, result)
+        return narrow(result, dtype)
     _multiply(xp, a, b, result, finish)
     return narrow(result, dtype)
 
@@ -219,6 +221,11 @@ def _multiply(xp: ArrayModule, a: Array, b: Array, result: Array, finish: Finish
     if is_single and few_rows.is_fit(calls[0], left, right, result, addresses[:2]):
         few_rows.multiply(multiplier.gpu, calls[0], left, right, result, taken)
         return
+    if taken.activation == "gelu_tanh" and result.itemsize > 2:
+        # The library computes tanh in hardware, to 10 bits.
+        _multiply(xp, a, b, result, taken._replace(activation=None))
+        Finish(activation=taken.activation).launch(multiplier.gpu, result, result)
+        return
     is_alike = is_single and taken.residual is None and left.dtype == result.dtype
     is_padded = is_alike and padding.is_worth(calls[0], left.itemsize, addresses)
     if is_padded and _multiply_padded(xp, multiplier, calls[0], left, right, result, taken):
@@ -229,7 +236,7 @@ def _multiply(xp: ArrayModule, a: Array, b: Array, result: Array, finish: Finish
         kind = compute_dtype(a.dtype)
         product = result if result.dtype == kind and finish.residual is None else xp.empty(result.shape, dtype=kind)
         _multiply(xp, a, b, product, Finish(alpha=finish.alpha))
-        finish.added(xp, product, result)
+        taken._replace(alpha=1.0).launch(multiplier.gpu, product, result)
         return
     raise ValueError(f"cuBLASLt multiplies no {a.dtype}{list(a.shape)} with {b.dtype}{list(b.shape)}")
 

@@ -4,7 +4,7 @@
 // rows, so that all of the device reads, and `join` adds up what they found, in the order of the ranges. Where w lies
 // column by column, a warp computes whole columns (dots).
 
-#include "elements.cuh"
+#include "finish.cuh"
 
 #ifndef ROWS
 #define ROWS 1
@@ -22,25 +22,6 @@ struct alignas(16) Chunk {
 };
 
 __device__ __forceinline__ Chunk read(const Element* from) { return *reinterpret_cast<const Chunk*>(from); }
-
-struct Finish {
-  const Element* bias;
-  const Element* residual;
-  float alpha, beta;
-  int activation;  // 1 relu, 2 gelu by tanh
-
-  __device__ __forceinline__ Element operator()(float sum, Index place, Index column) const {
-    float value = alpha * sum;
-    if (residual != nullptr) value += beta * widened(residual[place]);
-    if (bias != nullptr) value += widened(bias[column]);
-    if (activation == 1) value = value < 0.0f ? 0.0f : value;
-    if (activation == 2) {
-      float inner = 0.79788456080286536f * (value + 0.044715f * value * value * value);
-      value = 0.5f * value * (1.0f + tanhf(inner));
-    }
-    return narrowed(value);
-  }
-};
 
 // Shared memory: the sums of WARPS * ROWS rows of COLUMNS. Where there are several ranges, parts has the sums of each.
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,7 +1,6 @@
 """Products of few rows with a large matrix, such as those of one token: they take as long as reading the matrix."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,6 @@ _WARPS, _EACH = 8, 2
 _CHUNK_BYTES = 16
 _BLOCKS_EACH = 4
 _MOST_RANGES = 32
-_ACTIVATIONS = {None: 0, "relu": 1, "gelu_tanh": 2}
 _NONE = np.uint64(0)
 
 
@@ -48,13 +46,11 @@ def is_fit(call: Gemm, a: Array, b: Array, result: Array, addresses: tuple[int, 
 def multiply(gpu: Gpu, call: Gemm, a: Array, b: Array, result: Array, finish: Finish) -> None:
     """Write a product that fits, and what follows on it, into a contiguous array of the dtype of all that is given."""
     program = _program(ELEMENTS[a.dtype], call.m)
-    pointers: list[Any] = [_NONE if x is None else x for x in (finish.bias, finish.residual)]
-    numbers = np.float32(finish.alpha), np.float32(finish.beta), np.int32(_ACTIVATIONS[finish.activation])
+    pointers, numbers = finish.arguments(np.dtype(np.float32))
     depth, columns, steps = np.int64(call.k), np.int64(call.n), (np.int64(call.a.leading), np.int64(call.b.leading))
     if call.b.transposed:
         blocks = -(-call.n // (_WARPS * _EACH))
-        arguments = (a, b, result, *pointers, depth, columns, *steps, *numbers)
-        gpu.launch(program, "dots", blocks, _WARPS * 32, arguments)
+        gpu.launch(program, "dots", blocks, _WARPS * 32, (a, b, result, *pointers, depth, columns, *steps, *numbers))
         return
     width = 32 * _CHUNK_BYTES // a.itemsize
     across = -(-call.n // width)

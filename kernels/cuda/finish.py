@@ -1,14 +1,19 @@
 """What follows on a matrix product: factors, a residual, a bias, an activation."""
 
-import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..operands import narrow, widen
+from ..operands import narrow
 from ..registry import Array, ArrayModule
+from .gpu import Gpu
+from .indexing import ELEMENTS
+from .programs import Program
 
-_GELU_FACTOR, _GELU_CUBE = math.sqrt(2 / math.pi), 0.044715
+ACTIVATIONS = {None: 0, "relu": 1, "gelu_tanh": 2}
+_NONE = np.uint64(0)
+_THREADS, _BLOCKS_EACH = 256, 32
 
 
 class Finish(NamedTuple):
@@ -40,17 +45,30 @@ class Finish(NamedTuple):
 
         return Finish(taken(self.bias), self.activation, taken(self.residual), self.alpha, self.beta)
 
-    def added(self, xp: ArrayModule, product: Array, result: Array) -> Array:
-        """Into `result`, what follows on a product in its compute dtype, which has its factor."""
-        kind = product.dtype.type
-        if self.residual is not None:
-            product = product + widen(self.residual) * kind(self.beta)
-        if self.bias is not None:
-            product = product + widen(self.bias)
-        if self.activation == "relu":
-            product = xp.maximum(product, kind(0))
-        elif self.activation == "gelu_tanh":
-            inner = kind(_GELU_FACTOR) * (product + kind(_GELU_CUBE) * (product * product * product))
-            product = kind(0.5) * product * (kind(1) + xp.tanh(inner))
-        result[...] = product.astype(result.dtype, copy=False)
-        return result
+    def arguments(self, wide: "np.dtype[Any]") -> tuple[list[Any], list[Any]]:
+        """As a launch takes them, for sums in some dtype: pointers, and numbers."""
+        pointers = [_NONE if x is None else x for x in (self.bias, self.residual)]
+        return pointers, [wide.type(self.alpha), wide.type(self.beta), np.int32(ACTIVATIONS[self.activation])]
+
+    def launch(self, gpu: Gpu, sums: Array, result: Array) -> None:
+        """Write what follows on sums in their compute dtype.
+
+        Args:
+            gpu: the current device.
+            sums: contiguous.
+            result: contiguous, of the dtype of bias and residual; may be the sums.
+        """
+        pointers, numbers = self.arguments(sums.dtype)
+        sizes = np.int64(result.size), np.int64(result.shape[-1])
+        blocks = min(-(-result.size // _THREADS), _BLOCKS_EACH * gpu.multiprocessors)
+        arguments = (sums, result, *pointers, *sizes, *numbers)
+        gpu.launch(_program(ELEMENTS[result.dtype]), "finish", blocks, _THREADS, arguments)
+
+
+def _program(element: int) -> Program:
+    return Program.file("finish.cu", ELEMENT=element)
+
+
+def all_programs() -> Iterator[Program]:
+    """Every program that is launched here."""
+    return map(_program, ELEMENTS.values())

@@ -70,6 +70,23 @@ def test_products(gpu: EmulatedGpu, dtype: np.dtype, sizes: tuple[int, int, int]
         np.testing.assert_array_equal(raw[-edge:], guards[-edge:])
 
 
+@pytest.mark.slow
+@NEEDS_COMPILER
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)
+@pytest.mark.parametrize("addends", ADDENDS, ids=lambda addends: str(addends["activation"]))
+def test_what_follows_on_sums(gpu: EmulatedGpu, dtype: np.dtype, addends: dict[str, Any]) -> None:
+    numbers = np.random.default_rng()
+    sums = numbers.standard_normal((3, 7, 999)).astype(dtype if dtype.itemsize > 2 else F32)
+    bias, residual = (numbers.standard_normal(shape).astype(dtype) for shape in ((999,), sums.shape))
+    for given in ((bias, None), (None, residual), (bias, residual), (None, None)):
+        wanted = exact(sums, np.eye(999), bias=given[0], residual=given[1], **addends)
+        result = sums.copy() if dtype == sums.dtype else gpu.empty(sums.shape, dtype)
+        source = result if dtype == sums.dtype else sums
+        Finish(bias=given[0], residual=given[1], **addends).launch(gpu, source, result)  # type: ignore[arg-type]
+        unit = UNIT.get(dtype, 2.0**-48)
+        np.testing.assert_allclose(result.astype(F64), wanted, rtol=unit, atol=2 * unit)
+
+
 def fits(
     a: np.ndarray, b: np.ndarray, dtype: np.dtype | None = None, addresses: tuple[int, int] = (4096, 4096)
 ) -> bool:
