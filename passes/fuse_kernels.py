@@ -16,9 +16,9 @@ class FuseKernels(Pass):
     `expression` says what they compute, take the place of chains of elementwise nodes of one shape, and of softmax,
     normalisations and reductions over the last dims together with what is elementwise around them.
 
-    Nothing is computed twice, and nothing moves over communication, or to another phase. Small floats are rounded once,
-    at the end of a kernel. The engine `cupy` does this by itself with what it runs; models that are written have the
-    operators again that a kernel was made of.
+    Nothing is computed twice but a few elementwise steps of what a kernel reads anyway, and nothing moves over
+    communication, or to another phase. Small floats are rounded once, at the end of a kernel. The engine `cupy` does
+    this by itself with what it runs; models that are written have the operators again that a kernel was made of.
     """
 
     name: ClassVar[str] = "fuse-kernels"

@@ -159,6 +159,29 @@ def test_phases_stay_apart(rewritten: Any) -> None:
     assert text.count("irpar.Fused") == 2
 
 
+def test_cheap_steps_are_computed_again_rather_than_saved(check_golden: Any) -> None:
+    """The backward kernel reads what the forward kernel reads, and dy."""
+    takes = "%x: f32[64, 8], %dy: f32[64, 8]"
+    check_golden(
+        "fuse-kernels",
+        graph(
+            "%t = Tanh(%x) {| phase=forward} : f32[64, 8]",
+            "%h = Exp(%t) {| phase=forward} : f32[64, 8]",
+            "%p = Add(%h, %t) {| phase=forward} : f32[64, 8]",
+            "%q = Mul(%t, %dy) {| phase=backward} : f32[64, 8]",
+            "%y = Mul(%q, %x) {| phase=backward} : f32[64, 8]",
+            takes=takes,
+            gives="%p, %y",
+        ),
+        graph(
+            '%p = irpar.Fused(%x) {expression=["t0 = Tanh(x0)", "t1 = Exp(t0)", "y0 = Add(t1, t0)"] | phase=forward} : f32[64, 8]',
+            '%y = irpar.Fused(%x, %dy) {expression=["t0 = Tanh(x0)", "t1 = Mul(t0, x1)", "y0 = Mul(t1, x0)"] | phase=backward} : f32[64, 8]',
+            takes=takes,
+            gives="%p, %y",
+        ),
+    )
+
+
 def test_models_are_written_with_their_operators() -> None:
     module = parse_module(
         graph(
@@ -320,6 +343,7 @@ def random_graph(draw: Any) -> str:
     }
     takes = ", ".join(f"%{name}: {typed(shape)}" for name, shape in values.items())
     lines = ["%axes = constant : i64[1] [-1]"]
+    backward = draw(st.integers(1, 14))
     for place in range(draw(st.integers(3, 14))):
         name, kind = (
             f"t{place}",
@@ -348,6 +372,8 @@ def random_graph(draw: Any) -> str:
             made, text = shape[::-1], f"Transpose(%{first})"
         else:
             made, text = shape, f"{draw(st.sampled_from(ONE))}(%{first})"
+        if place >= backward:
+            text = f"{text[:-1]} | phase=backward}}" if text[-1] == "}" else f"{text} {{| phase=backward}}"
         lines.append(f"%{name} = {text} : {typed(made)}")
         values[name] = made
     own = [name for name in values if name[0] == "t"] or [*values]

@@ -38,12 +38,14 @@ class Stretch:
         kept: their results that are read behind them.
         over: results that are written over a state, and the state: nothing reads it behind them.
         taken: nodes that join no group.
+        copies: for a node the nodes that its group computes too.
     """
 
     nodes: Sequence[Node]
     kept: Set[Value]
     over: Mapping[Value, Value] = field(default_factory=dict)
     taken: Set[Node] = frozenset()
+    copies: dict[Node, set[Node]] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> dict[Node, int]:
@@ -84,6 +86,9 @@ class Group:
         stretch: in which they are.
         members: the nodes, as steps.
         space, reduced: over which shape, of which so many dims at the end are reduced.
+
+    Attributes:
+        copied: nodes of other groups that it computes too, rather than read what they make.
     """
 
     def __init__(self, stretch: Stretch, members: Mapping[Node, Lowered], space: Shape, reduced: int) -> None:
@@ -91,6 +96,23 @@ class Group:
         self.members = {node: members[node] for node in sorted(members, key=stretch.places.__getitem__)}
         self.space = space
         self.reduced = reduced
+        self.copied: dict[Node, Lowered] = {}
+
+    def copy(self, nodes: Mapping[Node, Lowered]) -> None:
+        """Compute nodes of another group too, if there is room."""
+        before, self.copied = self.copied, {**self.copied, **nodes}
+        if not self.fits():
+            self.copied = before
+            return
+        for node in self.members:
+            self.stretch.copies.setdefault(node, set()).update(nodes)
+
+    def computed(self) -> dict[Node, Lowered]:
+        """All nodes that it computes, in order of the graph."""
+        if not self.copied:
+            return self.members
+        both = {**self.copied, **self.members}
+        return {node: both[node] for node in sorted(both, key=self.stretch.places.__getitem__)}
 
     @property
     def last(self) -> Node:
@@ -121,25 +143,29 @@ class Group:
 
     def operands(self) -> tuple[Value, ...]:
         """What the nodes read from outside, in order of first use."""
-        read = (value for one in self.members.values() for value in one.values())
-        return tuple(dict.fromkeys(value for value in read if value.node not in self.members))
+        computed = self.computed()
+        read = (value for one in computed.values() for value in one.values())
+        return tuple(dict.fromkeys(value for value in read if value.node not in computed))
 
     def results(self) -> tuple[Value, ...]:
         """What others read of them."""
-        kept, places = self.stretch.kept, self.stretch.places
-        return tuple(
-            value
-            for one in self.members.values()
-            for value in one.results
-            if value in kept or any(user in places and user not in self.members for user in value.users)
-        )
+        made = (value for one in self.members.values() for value in one.results)
+        return tuple(value for value in made if value in self.stretch.kept or any(map(self._gives, value.uses)))
+
+    def _gives(self, use: tuple[Node, int]) -> bool:
+        """Whether a use of a result is one by another node, which does not compute it itself."""
+        user, index = use
+        if user in self.members or user not in self.stretch.places:
+            return False
+        value = user.operand(index)
+        return value is None or value.node not in self.stretch.copies.get(user, ())
 
     def expression(self) -> Expression:
         """What it computes: operands and results by their places, other steps by their numbers."""
         names: dict[Value, str] = {value: f"x{place}" for place, value in enumerate(self.operands())}
         chosen = {value: f"y{place}" for place, value in enumerate(self.results())}
         steps: list[Step] = []
-        for one in self.members.values():
+        for one in self.computed().values():
             own: list[str] = [""] * len(one.steps)
             for value, ref in one.results.items():
                 own[ref.place] = chosen.get(value, "")
@@ -151,7 +177,7 @@ class Group:
 
     def fits(self) -> bool:
         """Whether one kernel is not too large for this."""
-        steps = sum(len(one.steps) for one in self.members.values())
+        steps = sum(len(one.steps) for one in self.computed().values())
         return len(self.operands()) <= MOST_OPERANDS and len(self.results()) <= MOST_RESULTS and steps <= MOST_STEPS
 
 

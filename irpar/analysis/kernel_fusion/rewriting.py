@@ -9,6 +9,7 @@ from irpar.ir import DOMAIN, Graph, Node, Strings, inherit
 from irpar.ir.module import IRPAR_OPSET
 
 from .attention import VERSION, Attention, Make, attentions, written
+from .copies import copy_cheap_steps
 from .groups import Group, Grouping, Stretch
 from .products import Product, join_products
 
@@ -29,6 +30,7 @@ def fuse(graph: Graph) -> int:
         if is_segment(nodes):
             units, unread = _units(_stretch_of(nodes), VERSION)
             count += len(unread)
+            writers = {unit: (_writer(unit), _origin(unit)) for unit in units if not isinstance(unit, Node)}
             for node in unread:
                 node.erase_forced()
         for unit in units:
@@ -36,7 +38,7 @@ def fuse(graph: Graph) -> int:
                 order.append(unit)
             else:
                 count += len(unit.members)
-                order += _replaced(unit, graph)
+                order += _replaced(unit, graph, *writers[unit])
     if count:
         graph.reorder(order)
     return count
@@ -71,8 +73,12 @@ def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit | Node], set[N
             taken=frozenset(node for attention in found for node in attention.members),
         )
     grouping = Grouping(stretch)
-    units = [*found, *join_products(grouping, grouping.groups())]
-    return _in_order(stretch, units), unread
+    groups = grouping.groups()
+    copy_cheap_steps(groups)
+    idle = {node for group in groups if not group.results() for node in group.members}
+    groups = [group for group in groups if group.results()]
+    stretch = replace(stretch, nodes=[node for node in stretch.nodes if node not in idle])
+    return _in_order(stretch, [*found, *join_products(grouping, groups)]), unread | idle
 
 
 def _in_order(stretch: Stretch, units: Sequence[Unit]) -> list[Unit | Node]:
@@ -104,9 +110,8 @@ def _in_order(stretch: Stretch, units: Sequence[Unit]) -> list[Unit | Node]:
     return found
 
 
-def _replaced(unit: Unit, graph: Graph) -> list[Node]:
+def _replaced(unit: Unit, graph: Graph, write: Callable[[Make], list[Node]], origin: Node) -> list[Node]:
     """The nodes of a unit, in the graph in place of its members."""
-    write, origin = _writer(unit), _origin(unit)
     for node in reversed(unit.members):
         node.erase_forced()
     made = write(Node)
