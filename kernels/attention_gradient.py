@@ -30,7 +30,7 @@ def attention_forward(
     norm = e.sum(axis=-1, keepdims=True)
     weights = e / xp.where(norm == 0, xp.ones_like(norm), norm)
     y = narrow(_by_groups(xp, weights, v), q.dtype)
-    logarithms = xp.where(norm == 0, xp.full_like(norm, np.inf), peak / math.log(2) + xp.log2(norm))
+    logarithms = xp.where(norm == 0, xp.full_like(norm, np.inf), (peak + xp.log(norm)) / math.log(2))
     return y, logarithms[..., 0].astype(np.float32)
 
 
@@ -66,7 +66,7 @@ def attention_gradient(
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v of `AttentionForward`, whose results are `y` and `logarithms`, by that of y."""
     scores = _shown_scores(xp, q, k, mask, scale, bool(is_causal))
-    weights = xp.exp2(scores / math.log(2) - logarithms[..., None].astype(scores.dtype))
+    weights = xp.exp(scores - logarithms[..., None].astype(scores.dtype) * math.log(2))
     mean = (widen(dy) * widen(y)).sum(axis=-1, keepdims=True)
     of_scores = weights * (_scores(xp, dy, v, 1.0) - mean) * scores.dtype.type(scale)
     groups = k.shape[1]

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+import irpar
 from irpar import models
 from irpar.analysis.kernel_fusion import Stretch, fuse, stand_ins
 from irpar.ir import Module, Node, Value, parse_module, plain_attribute, print_module
@@ -194,3 +195,106 @@ def test_numbers_are_the_same(name: str, count: int) -> None:
     for found, right in zip(numbers(module, fused_nodes, given), numbers(module, nodes, given), strict=True):
         tolerance = 1e-2 if right.dtype == np.float16 else 1e-5
         np.testing.assert_allclose(found, right, rtol=tolerance, atol=tolerance)
+
+
+# -- with gradients -------------------------------------------------------------------------------------------------
+
+TRAINED = """
+    graph @g(%x: f16[2, 8, 3, 16], %k: f16[2, 3, 8, 16], %v: f16[2, 8, 72], %dy: f16[2, 3, 8, 24]) -> (%y, %dq, %dkt, %dv) opset 18 {
+        %q = Transpose(%x) {perm=[0, 2, 1, 3]} : ?
+        %parts = constant : i64[4] [2, 8, 3, 24]
+        %vr = Reshape(%v, %parts) : ?
+        %vh = Transpose(%vr) {perm=[0, 2, 1, 3]} : ?
+        %kt = Transpose(%k) {perm=[0, 1, 3, 2]} : ?
+        %c = constant : f16[] 4.0
+        %low = constant : f32[] -inf
+        %zero = constant : f32[] 0.0
+        %m = constant : bool[8, 8] MASK
+        %s = MatMul(%q, %kt) : ?
+        %d = Div(%s, %c) : ?
+        %w = Cast(%d) {to=1} : ?
+        %a = Where(%m, %w, %low) : ?
+        %p = Softmax(%a) {axis=-1} : ?
+        %p16 = Cast(%p) {to=10} : ?
+        %y = MatMul(%p16, %vh) : ?
+        %pt = Transpose(%p16) {perm=[0, 1, 3, 2]} : ?
+        %dv = MatMul(%pt, %dy) : ?
+        %vm = Transpose(%v) {perm=[0, 2, 1]} : ?
+        %turned = constant : i64[4] [2, 3, 24, 8]
+        %vt = Reshape(%vm, %turned) : ?
+        %dp16 = MatMul(%dy, %vt) : ?
+        %dp = Cast(%dp16) {to=1} : ?
+        %last = constant : i64[1] [-1]
+        %weighed = Mul(%p, %dp) : ?
+        %sum = ReduceSum(%weighed, %last) : ?
+        %apart = Sub(%dp, %sum) : ?
+        %ds = Mul(%p, %apart) : ?
+        %seen = Where(%m, %ds, %zero) : ?
+        %ds16 = Cast(%seen) {to=10} : ?
+        %scaled = Div(%ds16, %c) : ?
+        %qt = Transpose(%x) {perm=[0, 2, 3, 1]} : ?
+        %kn = Transpose(%kt) {perm=[0, 1, 3, 2]} : ?
+        %dq = MatMul(%scaled, %kn) : ?
+        %dkt = MatMul(%qt, %scaled) : ?
+    }
+"""
+"""As autodiff and simplify-layout write it, of 16 bits."""
+
+
+def trained(text: str = TRAINED, **others: str) -> tuple[Module, list[Node]]:
+    mask = [[key <= query for key in range(8)] for query in range(8)]
+    text = text.replace("MASK", str(mask).lower())
+    for old, new in others.items():
+        text = text.replace(old, new)
+    module = parse_module(text)
+    InferTypes().run(module)
+    return module, stand_ins(Stretch(list(module.graph), set(module.graph.outputs)))
+
+
+def test_gradients_take_what_the_forward_direction_keeps() -> None:
+    module, nodes = trained()
+    assert [node.op_type for node in nodes] == [
+        "Transpose",
+        "Reshape",
+        "Transpose",
+        "Transpose",
+        "Transpose",
+        "AttentionForward",
+        "Transpose",
+        "AttentionGradient",
+        "Transpose",
+    ]
+    rng = np.random.default_rng(3)
+    inputs = {value: rng.standard_normal(value.shape).astype(np.float16) for value in module.graph.inputs}
+    plain = numbers(module, list(module.graph), inputs)
+    for found, right in zip(numbers(module, nodes, inputs), plain, strict=True):
+        assert found.dtype == right.dtype
+        np.testing.assert_allclose(found.astype(np.float64), right.astype(np.float64), rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("%scaled = Div(%ds16, %c)", "%scaled = Mul(%ds16, %c)"),
+        ("%apart = Sub(%dp, %sum)", "%apart = Sub(%sum, %dp)"),
+        ("[2, 3, 24, 8]\n        %vt = Reshape(%vm, %turned)", "[2, 3, 24, 8]\n        %vt = Reshape(%v, %turned)"),
+        ("%qt = Transpose(%x) {perm=[0, 2, 3, 1]}", "%qt = Transpose(%k) {perm=[0, 1, 3, 2]}"),
+        ("f16[2, 3, 8, 24]) -> (%y,", "f16[2, 3, 8, 24]) -> (%ds,"),
+    ],
+    ids=["another scale", "another difference", "other values", "other queries", "gradients that are read"],
+)
+def test_what_is_no_gradient(old: str, new: str) -> None:
+    assert old in TRAINED
+    _, nodes = trained(TRAINED.replace(old, new))
+    assert "AttentionGradient" not in {node.op_type for node in nodes}
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "bert", "vit"))]
+)
+def test_training_steps(name: str) -> None:
+    step = irpar.train_step(to_module(models.build(name)), loss="cross_entropy", precision="bf16")
+    graph = irpar.partition(step, "d=1").executor("numpy").parts[0].graph
+    nodes = stand_ins(Stretch(list(graph), set(graph.outputs)))
+    kinds = [node.op_type for node in nodes]
+    assert kinds.count("AttentionForward") == kinds.count("AttentionGradient") == BUILT[name]

@@ -11,7 +11,7 @@ A query that sees no key gets zeros, where Softmax of nothing but minus infinity
 """
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -96,6 +96,19 @@ class Attention:
         """The last member."""
         return self.members[-1]
 
+    def attributes(self) -> dict[str, object]:
+        """Those of the node."""
+        found: dict[str, object] = {"scale": self.scale}
+        if self.is_causal:
+            found["is_causal"] = 1
+        if self.softcap:
+            found["softcap"] = self.softcap
+        return found
+
+    def written(self, make: "Make") -> list[Node]:
+        """Nodes that take its place, in order."""
+        return written(self, make)
+
     def operands(self) -> tuple[Value, ...]:
         """What it reads."""
         masks = (value for mask in self.masks for value in (mask.value, mask.low) if value is not None)
@@ -116,7 +129,7 @@ def attentions(nodes: Sequence[Node], kept: Set[Value], version: int = 0) -> tup
     for node in nodes:
         if node.identity == ("", "Softmax") and node.version >= version:
             try:
-                made = _Finder(inside, kept, node).found()
+                made = Finder(inside, kept, node).found()
             except CannotTellError:
                 continue
             if made is not None and taken.isdisjoint(made.members):
@@ -125,10 +138,10 @@ def attentions(nodes: Sequence[Node], kept: Set[Value], version: int = 0) -> tup
     needed = {value.node for one in found for value in one.operands()}
     if not taken.isdisjoint(needed):
         return [], set()
-    return found, _unread(taken, inside, kept, needed) - taken
+    return found, unread_with(taken, inside, kept, needed) - taken
 
 
-def _unread(gone: Set[Node], inside: dict[Node, int], kept: Set[Value], needed: Set[Node | None]) -> set[Node]:
+def unread_with(gone: Set[Node], inside: dict[Node, int], kept: Set[Value], needed: Set[Node | None]) -> set[Node]:
     """The nodes that go, and those that they alone read."""
     found = set(gone)
     waiting = list(gone)
@@ -144,7 +157,7 @@ def _unread(gone: Set[Node], inside: dict[Node, int], kept: Set[Value], needed: 
 
 
 @dataclass
-class _Finder:
+class Finder:
     """Looks at what is around one Softmax."""
 
     inside: dict[Node, int]
@@ -164,23 +177,24 @@ class _Finder:
             return None
         if int_attribute(self.softmax, "axis", -1 if self.softmax.version >= 13 else 1) not in (-1, 3):
             return None
-        product = self._product_of_scores(scores)
+        product = self.product_of_scores(scores)
+        operands = None if product is None else self._operands_of_scores(product)
         weighted = self._weighted(self.softmax.result)
-        if product is None or weighted is None:
+        if operands is None or weighted is None:
             return None
-        q, k = product
+        q, k = operands
         v, result = weighted
         k, v = _without_repeats(k, v, q.shape[1])
         made = Attention((), q, k, v, tuple(self.masks), self.is_causal, self.scale, self.softcap, result)
-        if not _fit(made):
+        if not fit(made):
             return None
         members = self._members(made)
         return None if members is None else replace(made, members=members)
 
     # -- from the softmax up ------------------------------------------------------------------------------------------
 
-    def _product_of_scores(self, scores: Value) -> tuple[View, View] | None:
-        """q and k of scores; notes what is done to the product."""
+    def product_of_scores(self, scores: Value) -> Node | None:
+        """The product that scores are made of; notes what is done to it."""
         before_mask = False  # whether masks are all behind: what scales scores and masks is none
         value = scores
         while True:
@@ -189,7 +203,7 @@ class _Finder:
                 return None
             self.path.append(node)
             if node.op_type in ("MatMul", "Einsum"):
-                return self._operands_of_scores(node)
+                return node
             following: Value | None
             if node.op_type in ("Cast", "Identity"):
                 following = node.operand(0)
@@ -211,8 +225,8 @@ class _Finder:
         condition, first, second = node.operands
         assert condition is not None
         for chosen, other, negated in ((first, second, False), (second, first, True)):
-            low = _number(other)
-            if low is None or low > LOW or chosen is None or _number(chosen) is not None:
+            low = number_of(other)
+            if low is None or low > LOW or chosen is None or number_of(chosen) is not None:
                 continue
             if low == -math.inf:
                 self._hide(condition, negated)
@@ -245,7 +259,7 @@ class _Finder:
         if node is None or node not in self.inside or node.identity != ("", "Where"):
             return None
         condition, first, second = node.operands
-        numbers = _number(first), _number(second)
+        numbers = number_of(first), number_of(second)
         if condition is None or numbers not in ((0, -math.inf), (-math.inf, 0)):
             return None
         return condition, numbers[0] != 0
@@ -273,7 +287,7 @@ class _Finder:
         return None
 
     def _multiplied(self, node: Node) -> Value | None:
-        value, factor = _factor(node)
+        value, factor = factor_of(node)
         self.scale *= factor
         return value
 
@@ -281,14 +295,14 @@ class _Finder:
         """x of c * tanh(x / c), where nothing scales the result."""
         first, second = node.operands
         for limited, number in ((first, second), (second, first)):
-            cap = _number(number)
+            cap = number_of(number)
             tanh = limited.node if limited is not None else None
             if cap is None or tanh is None or tanh.identity != ("", "Tanh") or tanh not in self.inside:
                 continue
             inner = tanh.operand(0)
             if inner is None or inner.node is None or inner.node not in self.inside:
                 continue
-            value, factor = _factor(inner.node)
+            value, factor = factor_of(inner.node)
             if value is None or self.scale != 1.0 or self.softcap or cap == 0:
                 return None
             self.softcap, self.scale = cap, factor * cap
@@ -317,14 +331,14 @@ class _Finder:
             if node is None or node not in self.inside or node.domain:
                 return view
             if node.op_type in ("Mul", "Div"):
-                value, factor = _factor(node)
+                value, factor = factor_of(node)
                 if value is None or not value.is_static or value.shape != view.value.shape:
                     return view
                 self.scale *= factor
                 view = View(value, view.order)
             elif node.op_type == "Transpose" and view.order is not None:
                 value = node.operand(0)
-                order = _permutation(node)
+                order = permutation(node)
                 if value is None or order is None:
                     return view
                 view = View(value, order).transposed(view.order)
@@ -376,7 +390,7 @@ class _Finder:
         """A view without a Transpose that it undoes."""
         node = view.value.node
         if view.order is not None and node is not None and node in self.inside and node.identity == ("", "Transpose"):
-            value, order = node.operand(0), _permutation(node)
+            value, order = node.operand(0), permutation(node)
             if value is not None and order is not None:
                 return View(value, order).transposed(view.order)
         return view
@@ -397,11 +411,11 @@ class _Finder:
         needed = {value.node for value in made.operands()}
         if not members.isdisjoint(needed):
             return None
-        found = _unread(members, self.inside, self.kept, needed)
+        found = unread_with(members, self.inside, self.kept, needed)
         return tuple(sorted(found, key=self.inside.__getitem__))
 
 
-def _fit(made: Attention) -> bool:
+def fit(made: Attention) -> bool:
     """Whether shapes and dtypes are an Attention's."""
     views = (made.q, made.k, made.v)
     if any(not view.value.is_static or len(view.value.shape) != 4 for view in (*views, made.result)):
@@ -464,7 +478,7 @@ def _guarded(weights: Value, inside: dict[Node, int]) -> tuple[Node, Node] | Non
         if (test.identity, where.identity) != (("", "IsNaN"), ("", "Where")) or where not in inside:
             continue
         condition, zero, other = where.operands
-        if condition is test.result and other is weights and _number(zero) == 0 and len(test.result.users) == 1:
+        if condition is test.result and other is weights and number_of(zero) == 0 and len(test.result.users) == 1:
             return test, where
     return None
 
@@ -505,7 +519,7 @@ def _transposed_by_parts(node: Node, inside: dict[Node, int]) -> Value | None:
     if transpose is None or transpose not in inside or transpose.identity != ("", "Transpose"):
         return None
     merged = transpose.operand(0)
-    if merged is None or _permutation(transpose) != (0, 2, 1) or not merged.is_static or merged.node is None:
+    if merged is None or permutation(transpose) != (0, 2, 1) or not merged.is_static or merged.node is None:
         return None
     reshape = merged.node
     source = reshape.operand(0)
@@ -517,7 +531,7 @@ def _transposed_by_parts(node: Node, inside: dict[Node, int]) -> Value | None:
     return source if source.shape[0] == batch and math.prod(source.shape[1:-2]) == heads else None
 
 
-def _permutation(node: Node) -> tuple[int, ...] | None:
+def permutation(node: Node) -> tuple[int, ...] | None:
     value = node.operand(0)
     if value is None or not value.is_static:
         return None
@@ -550,22 +564,22 @@ def _orders(node: Node, terms: tuple[str, str, str]) -> tuple[tuple[int, ...], .
     return tuple(tuple(term.index(letters[letter]) for letter in want) for term, want in zip(given, terms, strict=True))
 
 
-def _number(value: Value | None) -> float | None:
+def number_of(value: Value | None) -> float | None:
     """The number of a constant with one element."""
     if value is None or value.data is None or value.data.size != 1 or value.data.dtype not in _FLOATS:
         return None
     return float(value.data.numpy().reshape(()).astype(np.float64))
 
 
-def _factor(node: Node) -> tuple[Value | None, float]:
+def factor_of(node: Node) -> tuple[Value | None, float]:
     """What a Mul or a Div by one number multiplies, and by how much."""
     if node.identity not in (("", "Mul"), ("", "Div")):
         return None, 1.0
     first, second = node.operands
-    number = _number(second)
+    number = number_of(second)
     if number is not None and number != 0:
         return first, number if node.op_type == "Mul" else 1 / number
-    number = _number(first)
+    number = number_of(first)
     if number is not None and node.op_type == "Mul":
         return second, number
     return None, 1.0
@@ -607,38 +621,68 @@ Make = Callable[..., Node]
 """`make(op_type, operands, attributes, results=..., version=...)`: a node of ONNX's."""
 
 
-def written(attention: Attention, make: Make) -> list[Node]:
-    """Nodes that take the place of an attention's, in order; the last gives the result."""
-    made: list[Node] = []
-    version = attention.last.version
+@dataclass
+class Writer:
+    """Makes the nodes of a unit, in order.
 
-    def op(op_type: str, operands: Sequence[Value], type_: TensorType, **attributes: object) -> Value:
-        value = Value(f"{attention.result.value.name}_{op_type.lower()}", type_)
-        made.append(make(op_type, operands, attributes, results=[value], version=version))
+    Attributes:
+        make: a node.
+        version: that they follow.
+        name: what the names of new values begin with.
+        nodes: those that were made.
+    """
+
+    make: Make
+    version: int
+    name: str
+    nodes: list[Node] = field(default_factory=list)
+
+    def op(self, op_type: str, operands: Sequence[Value], type_: TensorType, **attributes: object) -> Value:
+        """Make a node with one result, which is new."""
+        value = Value(f"{self.name}_{op_type.lower()}", type_)
+        self.node(op_type, operands, attributes, [value])
         return value
 
-    def moved(view: View) -> Value:
+    def node(
+        self,
+        op_type: str,
+        operands: Sequence[Value],
+        attributes: Mapping[str, object],
+        results: Sequence[Value],
+        **facts: object,
+    ) -> None:
+        """Make a node with given results."""
+        self.nodes.append(
+            self.make(op_type, operands, attributes, results=results, **{"version": self.version, **facts})
+        )
+
+    def moved(self, view: View) -> Value:
+        """A view as a value."""
         if view.order is None:
             return view.value
-        return op("Transpose", [view.value], view.value.tensor_type.with_shape(view.shape), perm=view.order)
+        type_ = view.value.tensor_type.with_shape(view.shape)
+        return self.op("Transpose", [view.value], type_, perm=view.order)
 
-    operands = [moved(view) for view in (attention.q, attention.k, attention.v)]
-    if attention.masks:
-        operands.append(_joined([_mask(mask, op) for mask in attention.masks], op))
-    attributes: dict[str, object] = {"scale": attention.scale}
-    if attention.is_causal:
-        attributes["is_causal"] = 1
-    if attention.softcap:
-        attributes["softcap"] = attention.softcap
+    def masks(self, attention: Attention) -> list[Value]:
+        """One mask of all, or none."""
+        return [_joined([_mask(mask, self.op) for mask in attention.masks], self.op)] if attention.masks else []
+
+
+def written(attention: Attention, make: Make) -> list[Node]:
+    """Nodes that take the place of an attention's, in order; the last gives the result."""
     view = attention.result
+    w = Writer(make, attention.last.version, view.value.name)
+    operands = [w.moved(one) for one in (attention.q, attention.k, attention.v)]
+    operands += w.masks(attention)
+    attributes = attention.attributes()
     y = view.value
     if view.order is not None:
         y = Value(f"{view.value.name}_heads", view.value.tensor_type.with_shape(view.shape))
-    made.append(make("Attention", operands, attributes, results=[y], version=max(version, VERSION)))
+    w.node("Attention", operands, attributes, [y], version=max(w.version, VERSION))
     if view.order is not None:
         back = tuple(view.order.index(dim) for dim in range(len(view.order)))
-        made.append(make("Transpose", [y], {"perm": back}, results=[view.value], version=version))
-    return made
+        w.node("Transpose", [y], {"perm": back}, [view.value])
+    return w.nodes
 
 
 def _mask(mask: Masked, op: Callable[..., Value]) -> Value:

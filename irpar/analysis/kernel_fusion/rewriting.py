@@ -8,12 +8,13 @@ from irpar.analysis.segments import is_segment, stretches
 from irpar.ir import DOMAIN, Graph, Node, Strings, inherit
 from irpar.ir.module import IRPAR_OPSET
 
-from .attention import VERSION, Attention, Make, attentions, written
+from .attention import VERSION, Attention, Make, attentions
+from .attention_training import Forward, Gradient, trainings
 from .copies import copy_cheap_steps
 from .groups import Group, Grouping, Stretch
 from .products import Product, join_products
 
-Unit = Group | Attention | Product
+Unit = Group | Attention | Forward | Gradient | Product
 
 
 def fuse(graph: Graph) -> int:
@@ -59,9 +60,13 @@ def stand_ins(stretch: Stretch) -> list[Node]:
 def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit | Node], set[Node]]:
     """Groups, attentions and other nodes so that each follows what it must, else in the order of their last nodes.
 
-    And nodes that nothing reads any more. Attentions are those of nodes of at least one version of the operator set.
+    And nodes that nothing reads any more. Attentions are those of nodes of at least one version of the operator set;
+    those with gradients are for who runs the nodes.
     """
-    found, unread = attentions(stretch.nodes, stretch.kept, version)
+    plain, unread = attentions(stretch.nodes, stretch.kept, version)
+    found: list[Attention | Forward | Gradient] = [*plain]
+    if not version:
+        found += trainings(stretch.nodes, stretch.kept, {node for one in plain for node in one.members})
     gone = unread.union(*(attention.members for attention in found))
     if any(value.node in gone for value in stretch.over):
         found, unread = [], set()
@@ -78,7 +83,8 @@ def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit | Node], set[N
     idle = {node for group in groups if not group.results() for node in group.members}
     groups = [group for group in groups if group.results()]
     stretch = replace(stretch, nodes=[node for node in stretch.nodes if node not in idle])
-    return _in_order(stretch, [*found, *join_products(grouping, groups)]), unread | idle
+    units: list[Unit] = [*found, *join_products(grouping, groups)]
+    return _in_order(stretch, units), unread | idle
 
 
 def _in_order(stretch: Stretch, units: Sequence[Unit]) -> list[Unit | Node]:
@@ -130,8 +136,8 @@ def _stand_in(unit: Unit) -> list[Node]:
 
 def _writer(unit: Unit) -> Callable[[Make], list[Node]]:
     """What writes the nodes of a unit, whatever becomes of its members meanwhile."""
-    if isinstance(unit, Attention):
-        return lambda make: written(unit, make)
+    if isinstance(unit, Attention | Forward | Gradient):
+        return unit.written
     if isinstance(unit, Product):
         return unit.writer()
     operands, results = unit.operands(), unit.results()

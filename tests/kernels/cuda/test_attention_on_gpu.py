@@ -11,6 +11,7 @@ from irpar.kernels.cuda import Gpu
 from tests.budget import budget
 from tests.gpu import NEEDS_GPU, cupy
 
+from . import test_attention_gradient as gradients
 from .attention_cases import Case, check, expected, found, operands
 from .test_attention import CAUSAL, random_cases
 
@@ -99,3 +100,16 @@ def test_many_blocks(dtype: str) -> None:
     """The largest tiles, which take more than 48 KB of shared memory."""
     for head in (64, 128, 256):
         run(Case(dtype=dtype, batch=4, heads=32, key_heads=8, queries=600, keys=600, head=head, attributes=CAUSAL))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *gradients.CASES,
+        Case(batch=2, heads=12, key_heads=12, queries=513, keys=513, head=64, attributes=CAUSAL),
+        Case(dtype="bf16", heads=8, key_heads=2, queries=300, keys=300, head=128, attributes=CAUSAL),
+    ],
+    ids=str,
+)
+def test_gradients(case: Case) -> None:
+    gradients.check(device(), case)
