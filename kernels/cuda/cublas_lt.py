@@ -17,7 +17,6 @@ from ..gemm import Gemm, Operand, contiguous_calls, product_shape
 from ..operands import BFLOAT16, FLOAT32, compute_dtype, narrow, widen
 from ..registry import Array, ArrayModule
 from . import few_rows, padding
-from .copies import copy_into
 from .cublas_lt_library import BF16, EPILOGUES, F16, F32, F64, Addresses, CublasLtError, Library, Plan, Problem, library
 from .finish import Finish
 from .gpu import Gpu
@@ -251,7 +250,7 @@ def _multiply_padded(
         if not is_needed:
             return lines, operand
         made, operand = padding.apart(xp, lines, operand)
-        _copy(multiplier, lines, made)
+        padding.copy_rows(multiplier.gpu, lines, made)
         return made, operand
 
     a_lines = padding.lines(xp, a, call.a, call.m, call.k)
@@ -264,13 +263,8 @@ def _multiply_padded(
         if not _is_done(multiplier, [piece], left, right, target, finish):
             return False
         if is_odd[2]:
-            _copy(multiplier, target, own)
+            padding.copy_rows(multiplier.gpu, target, own)
     return True
-
-
-def _copy(multiplier: Multiplier, source: Array, target: Array) -> None:
-    if not copy_into(multiplier.gpu, source, target):
-        target[...] = source
 
 
 def _is_done(multiplier: Multiplier, calls: list[Gemm], a: Array, b: Array, result: Array, finish: Finish) -> bool:

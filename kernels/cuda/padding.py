@@ -7,8 +7,12 @@ out of the cache; operands that lie so are copied before.
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from ..gemm import Gemm, Operand
 from ..registry import Array, ArrayModule
+from .gpu import Gpu
+from .programs import Program
 
 ALIGNMENT = 16
 """Bytes."""
@@ -25,6 +29,7 @@ PIECE_BYTES = 2**26
 MOST_BYTES = 2**28
 """Of the second operand, which is copied as a whole."""
 
+_THREADS, _MOST_BLOCKS, _CHUNK = 256, 65535, 8
 _ROWS = 128
 """Pieces have a multiple of these."""
 
@@ -70,3 +75,20 @@ def row_pieces(call: Gemm, itemsize: int) -> Iterator[slice]:
     count = max(_ROWS, PIECE_BYTES // row_bytes // _ROWS * _ROWS)
     for start in range(0, call.m, count):
         yield slice(start, min(call.m, start + count))
+
+
+def copy_rows(gpu: Gpu, x: Array, y: Array) -> None:
+    """Copy rows of 16-bit numbers, each of which lie one after the other, to others that share no memory with them."""
+    rows, length = x.shape
+    grid = -(-length // (_CHUNK * _THREADS)), min(rows, _MOST_BLOCKS)
+    steps = [np.int64(each.strides[0] // each.itemsize) for each in (x, y)]
+    gpu.launch(_program(), "copy_rows", grid, _THREADS, (x, y, np.int64(rows), np.int64(length), *steps))
+
+
+def _program() -> Program:
+    return Program.file("padding.cu")
+
+
+def all_programs() -> Iterator[Program]:
+    """Every program that is launched here."""
+    yield _program()
