@@ -1,6 +1,7 @@
 // Cross-entropy of rows of scores: a block for each row, sums in float32, then one block for the mean.
 //
-// WEIGHTED: classes have weights. LOGS: the logarithms of the probabilities are written. PLACE: the type of a label.
+// Rows are those of a batch and of places in it; classes lie one after the other. WEIGHTED: classes have weights. PLACE:
+// the type of a label.
 
 #include "elements.cuh"
 
@@ -9,9 +10,6 @@
 #endif
 #ifndef WEIGHTED
 #define WEIGHTED 0
-#endif
-#ifndef LOGS
-#define LOGS 0
 #endif
 
 constexpr int THREADS = 512;
@@ -28,16 +26,18 @@ __device__ __forceinline__ Sum joined(Sum a, Sum b) {
   return {most, a.sum * expf(a.most - most) + b.sum * expf(b.most - most)};
 }
 
-// losses[row] = (log(sum of exp(x)) - x[label]) * share, and shares[row]: the weight of its class, 0 where ignored.
+// losses[row] = (log(sum of exp(x)) - x[label]) * share, and shares[row]: the weight of its class, 0 where ignored. What
+// is taken off the scores of a row to make them logarithms: norms[row] first, then norms[rows + row].
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy(const Element* __restrict__ scores, const PLACE* __restrict__ labels,
                   const Element* __restrict__ weights, float* __restrict__ losses, float* __restrict__ shares,
-                  Element* __restrict__ logs, bool* fault, unsigned rows, unsigned classes, Index ignored,
-                  int is_any_ignored) {
+                  float* __restrict__ norms, bool* fault, unsigned rows, unsigned places, unsigned classes,
+                  Index batch_stride, Index place_stride, Index ignored, int is_any_ignored) {
   extern __shared__ __align__(16) unsigned char shared[];
   Sum* sums = reinterpret_cast<Sum*>(shared);  // THREADS
   for (unsigned row = blockIdx.x; row < rows; row += gridDim.x) {
-    const Element* x = scores + static_cast<Index>(row) * classes;
+    const unsigned batch = row / places;
+    const Element* x = scores + batch * batch_stride + (row - batch * places) * place_stride;
     Sum own = {LEAST, 0};
     for (unsigned start = threadIdx.x; start < classes; start += 4 * THREADS) {
       float values[4];
@@ -75,13 +75,53 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
       losses[row] = -((widened(x[label]) - most) - rest) * share;
       shares[row] = share;
+      norms[row] = most;
+      norms[rows + row] = rest;
     }
-#if LOGS
-    Element* y = logs + static_cast<Index>(row) * classes;
-    for (unsigned column = threadIdx.x; column < classes; column += THREADS)
-      y[column] = narrowed((widened(x[column]) - most) - rest);
-#endif
     __syncthreads();
+  }
+}
+
+// The logarithms of the probabilities, as they lie one after the other: batch, class, place. Scores are read along classes
+// and logarithms written along places, so a block moves a square of both through shared memory.
+constexpr int SIDE = 32;
+constexpr int LINES = THREADS / SIDE;
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    logarithms(const Element* __restrict__ scores, const float* __restrict__ norms, Element* __restrict__ logs,
+               unsigned batches, unsigned places, unsigned classes, Index batch_stride, Index place_stride) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  float* square = reinterpret_cast<float*>(shared);  // SIDE places of SIDE + 1 classes
+  const unsigned rows = batches * places, across = (classes + SIDE - 1) / SIDE, down = (places + SIDE - 1) / SIDE;
+  const unsigned x = threadIdx.x % SIDE, y = threadIdx.x / SIDE;
+  for (Index block = blockIdx.x; block < static_cast<Index>(batches) * down * across; block += gridDim.x) {
+    const unsigned first_class = block % across * SIDE, first_place = block / across % down * SIDE;
+    const unsigned batch = block / across / down;
+    for (int line = y; line < SIDE; line += LINES) {
+      unsigned place = first_place + line, column = first_class + x, row = batch * places + place;
+      if (place < places && column < classes) {
+        float score = widened(scores[batch * batch_stride + place * place_stride + column]);
+        square[line * (SIDE + 1) + x] = (score - norms[row]) - norms[rows + row];
+      }
+    }
+    __syncthreads();
+    for (int line = y; line < SIDE; line += LINES) {
+      unsigned place = first_place + x, column = first_class + line;
+      if (place < places && column < classes)
+        logs[(static_cast<Index>(batch) * classes + column) * places + place] = narrowed(square[x * (SIDE + 1) + line]);
+    }
+    __syncthreads();
+  }
+}
+
+// The same where a batch has one place.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    logarithms_of_rows(const Element* __restrict__ scores, const float* __restrict__ norms, Element* __restrict__ logs,
+                       unsigned rows, unsigned classes, Index stride) {
+  for (unsigned row = blockIdx.x; row < rows; row += gridDim.x) {
+    const float most = norms[row], rest = norms[rows + row];
+    for (unsigned column = threadIdx.x; column < classes; column += THREADS)
+      logs[static_cast<Index>(row) * classes + column] = narrowed((widened(scores[row * stride + column]) - most) - rest);
   }
 }
 

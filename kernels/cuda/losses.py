@@ -7,7 +7,7 @@ import numpy as np
 
 from ..faults import FAULTS
 from ..registry import Array
-from .copies import in_order
+from .copies import in_order, is_view
 from .gpu import Gpu
 from .indexing import ELEMENTS
 from .programs import Program
@@ -16,6 +16,7 @@ from .registry import cuda_kernel
 _PLACES = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
 _KINDS = {"none": 0, "sum": 1, "mean": 2}
 _THREADS = 512
+_SIDE = 32
 _BLOCKS_EACH = 4
 
 
@@ -31,52 +32,77 @@ def softmax_cross_entropy_loss(
     n_outputs: int,
     outs: Sequence[Array | None] = (),
 ) -> tuple[Array, ...] | None:
-    """Cross-entropy of softmax(scores) over dim 1, which must be the last but for dims of one element."""
+    """Cross-entropy of softmax(scores) over dim 1, whose elements lie next to each other."""
     element = ELEMENTS.get(scores.dtype, 3)
     if element == 3 or labels.dtype not in _PLACES or reduction not in _KINDS or scores.ndim < 2 or not scores.size:
         return None
-    rows, classes = scores.shape[:2]
-    if math.prod(scores.shape[2:]) != 1 or labels.shape != (rows, *scores.shape[2:]) or scores.size >= 2**40:
+    if labels.shape != (scores.shape[0], *scores.shape[2:]) or math.prod(labels.shape) >= 2**31:
         return None
-    if weight is not None and (weight.dtype != scores.dtype or weight.shape != (classes,)):
+    if weight is not None and (weight.dtype != scores.dtype or weight.shape != (scores.shape[1],)):
         return None
-    word = FAULTS.word(f"a target is outside [0, {classes - 1}]")
-    if word is None:
+    by_rows, word = _by_rows(scores), FAULTS.word(f"a target is outside [0, {scores.shape[1] - 1}]")
+    if by_rows is None or word is None:
         return None
+    batches, places, classes = by_rows.shape
+    rows, strides = batches * places, [np.int64(stride // scores.dtype.itemsize) for stride in by_rows.strides[:2]]
     of_loss, of_logs, *_ = (*outs, None, None)
     shape = labels.shape if reduction == "none" else ()
     loss = of_loss if _fits(of_loss, shape, scores.dtype) else gpu.empty(shape, scores.dtype)
-    logs = None
-    if n_outputs > 1:
-        logs = of_logs if _fits(of_logs, scores.shape, scores.dtype) else gpu.empty(scores.shape, scores.dtype)
-    losses, shares = (gpu.empty((rows,), np.dtype(np.float32)) for _ in range(2))
-    program = _program(element, _PLACES[labels.dtype], weight is not None, logs is not None)
-    nowhere = np.uint64(0)
+    losses, shares, norms = (gpu.empty((count,), np.dtype(np.float32)) for count in (rows, rows, 2 * rows))
+    program = _program(element, _PLACES[labels.dtype], weight is not None)
     arguments = (
-        *(in_order(gpu, scores), in_order(gpu, labels), nowhere if weight is None else in_order(gpu, weight)),
-        *(losses, shares, nowhere if logs is None else logs, word, np.uint32(rows), np.uint32(classes)),
+        *(by_rows, in_order(gpu, labels), np.uint64(0) if weight is None else in_order(gpu, weight)),
+        *(losses, shares, norms, word, np.uint32(rows), np.uint32(places), np.uint32(classes), *strides),
         *(np.int64(ignore_index or 0), np.int32(ignore_index is not None)),
     )
     blocks = min(rows, _BLOCKS_EACH * gpu.multiprocessors)
     gpu.launch(program, "cross_entropy", blocks, _THREADS, arguments, 8 * _THREADS)
     kind = _KINDS[reduction]
     blocks = 1 if kind else -(-rows // _THREADS)
-    gpu.launch(
-        program, "reduced", blocks, _THREADS, (losses, shares, loss, np.uint32(rows), np.int32(kind)), 16 * _THREADS
-    )
-    return (loss,) if logs is None else (loss, logs)
+    arguments = (losses, shares, loss, np.uint32(rows), np.int32(kind))
+    gpu.launch(program, "reduced", blocks, _THREADS, arguments, 16 * _THREADS)
+    if n_outputs == 1:
+        return (loss,)
+    logs = of_logs if _fits(of_logs, scores.shape, scores.dtype) else gpu.empty(scores.shape, scores.dtype)
+    _launch_logarithms(gpu, program, by_rows, norms, logs)
+    return loss, logs
+
+
+def _by_rows(scores: Array) -> Array | None:
+    """Scores as batch, place and class, where the last lie next to each other and places evenly apart."""
+    inner = tuple(range(2, scores.ndim))
+    turned = scores.transpose((0, *inner, 1))
+    if turned.strides[-1] != scores.dtype.itemsize and scores.shape[1] > 1:
+        return None
+    places = math.prod(scores.shape[2:])
+    shape = (scores.shape[0], places, scores.shape[1])
+    return turned.reshape(shape) if is_view(turned, shape) else None
+
+
+def _launch_logarithms(gpu: Gpu, program: Program, by_rows: Array, norms: Array, logs: Array) -> None:
+    """Write the logarithms in the order of batch, class and place."""
+    batches, places, classes = by_rows.shape
+    strides = [np.int64(stride // by_rows.dtype.itemsize) for stride in by_rows.strides[:2]]
+    blocks, most = batches * -(-places // _SIDE) * -(-classes // _SIDE), _BLOCKS_EACH * gpu.multiprocessors
+    sizes = [np.uint32(size) for size in by_rows.shape]
+    if places == 1:
+        arguments = (by_rows, norms, logs, np.uint32(batches), np.uint32(classes), strides[0])
+        gpu.launch(program, "logarithms_of_rows", min(batches, most), _THREADS, arguments)
+        return
+    shared = 4 * _SIDE * (_SIDE + 1)
+    gpu.launch(program, "logarithms", min(blocks, 4 * most), _THREADS, (by_rows, norms, logs, *sizes, *strides), shared)
 
 
 def _fits(out: Array | None, shape: tuple[int, ...], dtype: "np.dtype[np.generic]") -> bool:
     return out is not None and out.shape == shape and out.dtype == dtype and bool(out.flags.c_contiguous)
 
 
-def _program(element: int, place: str, is_weighted: bool, has_logs: bool) -> Program:
-    return Program.file("losses.cu", ELEMENT=element, PLACE=place, WEIGHTED=int(is_weighted), LOGS=int(has_logs))
+def _program(element: int, place: str, is_weighted: bool) -> Program:
+    return Program.file("losses.cu", ELEMENT=element, PLACE=place, WEIGHTED=int(is_weighted))
 
 
 def all_programs() -> Iterator[Program]:
     """Every program that is launched here, each element with one type of labels."""
     for element, place in ((0, "long long"), (1, "int"), (2, "long long")):
-        for number in range(4):
-            yield _program(element, place, bool(number & 1), bool(number & 2))
+        for is_weighted in (False, True):
+            yield _program(element, place, is_weighted)

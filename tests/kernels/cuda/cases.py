@@ -158,6 +158,12 @@ def losses(numbers: np.random.Generator) -> list[Case]:
                 operator = ("SoftmaxCrossEntropyLoss", 13)
                 found.append(Case(*operator, (scores, labels), {"reduction": reduction}, 2, is_exact=False))
                 found.append(Case(*operator, (scores, labels, weights), some, 1, is_exact=False))
+        for shape in ((2, 33, 70), (3, 5, 2, 9), (2, 1, 40)):  # batch, places, classes
+            scores = (3 * numbers.standard_normal(shape)).astype(dtype)
+            labels = numbers.integers(0, shape[-1], shape[:-1])
+            turned = shifted(scores).transpose(0, len(shape) - 1, *range(1, len(shape) - 1))
+            found.append(Case(*operator, (turned, labels), {"ignore_index": 3}, 2, is_exact=False))
+            found.append(Case(*operator, (turned, labels), {"reduction": "none"}, 2, is_exact=False))
         scores = np.full((4, 6), -np.inf, dtype)
         scores[:, 2] = 60000
         found.append(Case("SoftmaxCrossEntropyLoss", 13, (scores, np.full(4, 2)), {}, 1, is_exact=False))
