@@ -1,4 +1,4 @@
-"""The engine `cupy`: irpar's own kernels on a CUDA device, node by node."""
+"""The engine `cupy`: irpar's own kernels on a CUDA device, captured in CUDA graphs."""
 
 import os
 from collections import Counter

@@ -65,7 +65,7 @@ def following(instructions: Iterable[Instruction], value: Value, on_host: Collec
         kernel = kernel_of(one.node)
         if kernel is None:
             reads: Iterable[Value] = captured_or_read(one.node)
-        elif set(one.results) <= {*on_host}:
+        elif all(result in on_host for result in one.results):
             reads = (operand for operand in one.inputs if operand is not None)
         else:
             reads = read_on_host(one.node, kernel)
