@@ -2,7 +2,7 @@
 
 A capture computes as it goes, so that shapes are known, and puts back at its end what it wrote: nothing has happened.
 Numbers that kernels were given as arguments stay in the graph as they were; arrays are read where they lie. Memory of a
-pool of graphs is poisoned before and after a launch; memory that was let go is not read but reported.
+pool of graphs is poisoned before each launch; memory that was let go is not read but reported.
 """
 
 import ctypes
@@ -146,8 +146,6 @@ class Graph:
             if results is not None:
                 for place, array in zip(_places_in(results), arrays_in(found), strict=True):
                     np.copyto(place.array(), array)
-        for pool in self._capture.pools:
-            pool.poison()
 
 
 class Pool:

@@ -94,6 +94,10 @@ class Lanes:
         lane = self._lanes.get(rank) or self._lane(rank, self.device_of(rank))
         return Work(self, lane)
 
+    def beside(self, rank: int) -> "Order":
+        """In here the calling thread gives a rank's stream work, in order with that of the current one, which stays."""
+        return Order(self.cupy, self._lanes.get(rank) or self._lane(rank, self.device_of(rank)))
+
     @contextmanager
     def preparing(self, device: int) -> Iterator[None]:
         """In here the calling thread brings to a device what all ranks on it read from then on."""
@@ -190,5 +194,37 @@ class Work:
                 lane.reached[1].record(lane.stream)
                 self._outer.wait_event(lane.reached[1])
             self._device.__exit__(*raised)
+        finally:
+            lane.turn.release()
+
+
+class Order:
+    """As `Work`, where nothing asks for the current device or stream.
+
+    Args:
+        cupy: the module.
+        lane: the stream.
+    """
+
+    __slots__ = ("_cupy", "_lane", "_outer")
+
+    def __init__(self, cupy: Any, lane: RankStream) -> None:
+        self._cupy = cupy
+        self._lane = lane
+        self._outer: Any = None
+
+    def __enter__(self) -> RankStream:
+        lane = self._lane
+        lane.turn.acquire()
+        self._outer = self._cupy.cuda.get_current_stream()
+        lane.reached[0].record(self._outer)
+        lane.stream.wait_event(lane.reached[0])
+        return lane
+
+    def __exit__(self, *_: Any) -> None:
+        lane = self._lane
+        try:
+            lane.reached[1].record(lane.stream)
+            self._outer.wait_event(lane.reached[1])
         finally:
             lane.turn.release()

@@ -402,6 +402,43 @@ def test_state_is_read_where_it_lies_and_copied_where_it_moves(launches: Callabl
     assert launches() == 1
 
 
+LARGE = """
+    graph @large(%x: f32[70000], %s: f32[3]) -> (%y, %z) opset 21 {
+      %one = constant : i64[1] [1]
+      %zero = constant : i64[1] [0]
+      %t = ReduceSum(%s, %zero) {keepdims=0} : f32[]
+      %a = Add(%x, %t) : f32[70000]
+      %y = Neg(%a) : f32[70000]
+      %z = Unsqueeze(%x, %zero) : f32[1, 70000]
+    }
+"""
+
+
+def test_large_inputs_are_read_where_they_lie_until_they_move(launches: Callable[[], int]) -> None:
+    large = compiled(LARGE, keep_on_device=True)
+    arrays = [placed(numbers(70000, seed=place)) for place in range(8)]
+    names = [value.name for value in large.segment.inputs]
+    found: list[tuple[np.ndarray, Any, Any]] = []
+    for run, place in enumerate([0, 0, 0, 1, 1, 0, 2, 3, 4, 5, 6, 7, 7]):
+        arrays[place]._array += 1
+        x, given = arrays[place]._array.copy(), {"x": arrays[place], "s": placed(numbers(3, seed=run))}
+        results = dict(zip(large.segment.outputs, large.device.run([given[name] for name in names]), strict=True))
+        y, z = (results[value] for value in large.segment.graph.outputs)
+        np.testing.assert_array_equal(z._array[0], x)
+        expected = -(x + given["s"]._array.sum())
+        found.append((expected, y, z))
+        assert launches() == (run > 0)
+    for expected, y, _ in found:
+        np.testing.assert_array_equal(y._array, expected)
+
+
+def test_large_inputs_from_the_host_are_copied_from_the_second_run_on(launches: Callable[[], int]) -> None:
+    large = compiled(LARGE, keep_on_device=True)
+    for run in range(4):
+        large.check(numbers(70000, seed=run), numbers(3, seed=run))
+        assert launches() == (run > 0)
+
+
 def test_what_an_arena_holds_is_captured_with_it(launches: Callable[[], int]) -> None:
     text = CHAIN.replace("[n, 8]", "[3, 8]")
     chain = compiled(text, keep_on_device=True)

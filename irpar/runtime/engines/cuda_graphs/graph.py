@@ -1,7 +1,7 @@
 """One CUDA graph, and where it reads and writes."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,20 @@ class CopiedInput(NamedTuple):
     array: Any
 
 
+class Exit(NamedTuple):
+    """What leaves a segment, where one graph computes all of it.
+
+    Attributes:
+        array: what the graph makes; None: `source` is written over.
+        source: the slot of that state.
+        size: its bytes, where it is copied from there; 0: it is not.
+    """
+
+    array: Any
+    source: int
+    size: int
+
+
 class CapturedGraph:
     """A CUDA graph of a stretch, for inputs of certain shapes at certain places.
 
@@ -32,6 +46,10 @@ class CapturedGraph:
         results: slot and array of what it makes.
         echoes: slot of a result that is written over an operand, and that operand's.
         kept: what it needs besides.
+
+    Attributes:
+        results, echoes: as given.
+        exits: what leaves the segment; None: that takes more than copies.
     """
 
     def __init__(
@@ -45,9 +63,10 @@ class CapturedGraph:
     ) -> None:
         self._graph = graph
         self._copied = [(slot, array, array.data.ptr, array.nbytes) for slot, array in copied]
-        self._results = results
-        self._echoes = echoes
+        self.results = results
+        self.echoes = echoes
         self._kept = kept
+        self.exits: Sequence[Exit] | None = None
         self._bound = [weakref.ref(array, self._let_go) for array in bound]
 
     @property
@@ -61,14 +80,40 @@ class CapturedGraph:
             _copy(lane, held[slot], array, address, size)
             held[slot] = array
         self._graph.launch(lane.stream)
-        for slot, array in self._results:
+        for slot, array in self.results:
             held[slot] = array
-        for slot, source in self._echoes:
+        for slot, source in self.echoes:
             held[slot] = held[source]
+
+    def replay_whole(self, held: list[Any], lane: RankStream, empty: Callable[..., Any]) -> list[Any] | None:
+        """Run it, and give what leaves the segment; None, and nothing done, where an input takes more than a copy.
+
+        Nothing in here asks for the current stream but what is allocated.
+        """
+        if self.exits is None:
+            return None
+        for slot, _, address, size in self._copied:
+            value = held[slot]
+            if isinstance(value, np.ndarray):
+                lane.staging.fill(address, value)
+            elif isinstance(value, Held) or not value.flags.c_contiguous or value.data.device_id != lane.device:
+                return None
+            elif size:
+                lane.copy(address, value.data.ptr, size)
+        self._graph.launch(lane.stream)
+        found = []
+        for array, source, size in self.exits:
+            if size:
+                made = empty(array.shape, array.dtype)
+                lane.copy(made.data.ptr, array.data.ptr, size)
+                found.append(made)
+            else:
+                found.append(held[source] if array is None else array)
+        return found
 
     def _let_go(self, _: object) -> None:
         self._graph = None
-        self._copied, self._results, self._kept = [], (), ()
+        self._copied, self.results, self._kept, self.exits = [], (), (), None
 
 
 def _copy(lane: RankStream, value: Any, array: Any, address: int, size: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from irpar.analysis.engines import writes_out
 from irpar.ir import Node, Value, tensor_type
 from irpar.runtime.engines.arena import Arena, with_states
@@ -59,12 +61,16 @@ class Origins(NamedTuple):
     Attributes:
         on_host: the host reads their numbers.
         bound: they lie where they lay in the last run, as a rule.
+        states: those of them that are state, which is on the device from its first run on.
         leaving: what leaves the segment on the device, and may not lie in the arena.
+        taken: what is copied from where it lies before anything else is captured or replayed.
     """
 
     on_host: frozenset[Value]
     bound: frozenset[Value]
+    states: frozenset[Value]
     leaving: frozenset[Value]
+    taken: frozenset[Value]
 
 
 class Piece:
@@ -95,6 +101,7 @@ class Piece:
         self._graphs: weakref.WeakKeyDictionary[object, OrderedDict[Key, CapturedGraph]] = weakref.WeakKeyDictionary()
         self._seen: dict[Hashable, None] = {}
         self._last: Key | None = None
+        self._newest: tuple[Key | None, CapturedGraph | None, Callable[[], Arena | None]] = (None, None, _nothing)
         self._numbers: list[bytes] = []
         self._moved: dict[Value, int] = {}
         self._changed: dict[Value, int] = {}
@@ -152,9 +159,22 @@ class Piece:
             del graphs[key]
             return None
         graphs.move_to_end(key)
+        self._newest = key, found, _nothing if arena is None else weakref.ref(arena)
         self._replays += 1
         self._last = key
         return found
+
+    def newest(self, held: list[Any], arena: Arena | None, writes_over: bool) -> CapturedGraph | None:
+        """The graph that was replayed last, if it is the one for what a rank holds; waits for no device."""
+        key, graph, of_arena = self._newest
+        if graph is None or not graph.is_alive or of_arena() is not arena:
+            return None
+        if any(not isinstance(held[slot], np.ndarray) for slot in self._host_slots):
+            return None
+        if key != self.key(held, writes_over):
+            return None
+        self._replays += 1
+        return graph
 
     def is_worth(self, key: Key) -> bool:
         """Whether to capture a graph for a key: when it comes again, unless others came all the time."""
@@ -169,6 +189,7 @@ class Piece:
         """Whether what is read where it lies does lie on the device; what often does not is copied there."""
         kind, arrays = self._arrays.module.ndarray, self._take_bound(held)
         elsewhere = [value for value, array in zip(self._bound, arrays, strict=True) if not isinstance(array, kind)]
+        self._moved.update({value: MOVES for value in elsewhere if value not in self._origins.states})
         self._count_moves(elsewhere)
         return not elsewhere
 
@@ -265,7 +286,7 @@ class Piece:
                         environment[value].host.flags.writeable = False  # All replays give it.
                         continue
                     array, fitting = environment[value], stays - inside if value in self._origins.leaving else stays
-                    if id(memory_of(array)) not in fitting:
+                    if id(memory_of(array)) not in fitting and value not in self._origins.taken:
                         with recording.apart():
                             environment[value] = array.copy(order="K")
         except MemoryError:
@@ -313,6 +334,11 @@ class Piece:
             del graphs[old]
         while len(graphs) > GRAPHS:
             graphs.popitem(last=False)
+        self._newest = None, None, _nothing
+
+
+def _nothing() -> None:
+    """What a reference to nothing gives."""
 
 
 def memory_of(array: Any) -> Any:

@@ -14,12 +14,14 @@ from irpar.runtime.engines.lanes import RankStream
 from irpar.runtime.engines.operation import Environment
 from irpar.runtime.instructions import Segment
 
-from .graph import CapturedGraph
+from .graph import CapturedGraph, Exit
 from .piece import CaptureError, Key, Origins, Piece, memory_of
 from .stretches import Stretch, following, reasons_apart, stretches
 
 SMALL_STATE_BYTES = 4096
 """State of more bytes is read where it lies, as long as it stays there."""
+LARGE_INPUT_BYTES = 1 << 18
+"""An input on the device of as many bytes is, too: a copy would take microseconds."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,14 @@ class Runner:
         nodes = sum(len(stretch.instructions) for stretch in pieces)
         return Captured(len(pieces), nodes, len(self._program.body.instructions) - nodes)
 
+    def replay(self, inputs: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream) -> list[Any] | None:
+        """What leaves the segment, where all of it is the graph that was replayed last; else None, and nothing done."""
+        step = self._steps[0]
+        if len(self._steps) > 1 or not isinstance(step, Piece):
+            return None
+        graph = step.newest(inputs, arena, writes_over)
+        return None if graph is None else graph.replay_whole(inputs, lane, self._arrays.module.empty)
+
     def run(self, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream) -> list[Any]:
         """Compute the outputs of values for the inputs; the list is the runner's from here on."""
         held += [None] * (len(self._slots) - len(held))
@@ -142,27 +152,36 @@ class Runner:
         """All nodes, as stretches and pieces."""
         program = self._program
         apart = program.apart if self._captures else {*program.segment.nodes}
-        return self._pieces(stretches(program.body.instructions, apart, program.on_host), was_run=False)
+        found = stretches(program.body.instructions, apart, program.on_host)
+        return self._pieces(found, was_run=False, is_all=len(found) == 1)
 
-    def _pieces(self, found: Sequence[Stretch], was_run: bool) -> list[Piece | Stretch]:
+    def _pieces(self, found: Sequence[Stretch], was_run: bool, is_all: bool) -> list[Piece | Stretch]:
         self._bound.update(value for stretch in found if stretch.is_captured for value in stretch.makes)
         return [
-            Piece(stretch, self._slots, self._origins(stretch), self._arrays, was_run)
+            Piece(stretch, self._slots, self._origins(stretch, is_all), self._arrays, was_run)
             if stretch.is_captured
             else stretch
             for stretch in found
         ]
 
-    def _origins(self, stretch: Stretch) -> Origins:
-        on_host = self._program.on_host
+    def _origins(self, stretch: Stretch, is_all: bool) -> Origins:
+        on_host, segment = self._program.on_host, self._program.segment
         read = (value for value in stretch.reads if value in on_host)
         read_there = (value for value in read if next(following(stretch.instructions, value, on_host), None))
         # What is copied to the host before another run begins may lie anywhere.
-        leaving = self._program.segment.outputs if self._keep_on_device else ()
-        return Origins(frozenset(read_there), frozenset(self._bound), frozenset(leaving))
+        leaving = segment.outputs if self._keep_on_device else ()
+        copied = (value for value, escapes in zip(segment.outputs, self._escaping, strict=True) if escapes)
+        taken = () if not is_all else copied if self._keep_on_device else segment.outputs
+        return Origins(
+            frozenset(read_there),
+            frozenset(self._bound),
+            frozenset(segment.graph.states),
+            frozenset(leaving),
+            frozenset(taken),
+        )
 
     def _steady_inputs(self) -> set[Value]:
-        """The inputs that lie where they lay in the last run, as a rule: state, and what other segments give.
+        """The inputs that lie where they lay in the last run, as a rule: state, what other segments give, large ones.
 
         State that is small is not: what is not written over moves, and a copy of it costs nothing.
         """
@@ -173,7 +192,9 @@ class Runner:
         states = {value for value in segment.inputs if value in segment.graph.states}
         states = {value for value in states if value in over or value.tensor_type.nbytes > SMALL_STATE_BYTES}
         computed = {value for value in segment.inputs if value.node is not None and is_compute(value.node)}
-        return states | computed if program.is_whole else states
+        given = {value for value in segment.inputs if value.node is None and value not in segment.graph.states}
+        large = {value for value in given if value.is_static and value.tensor_type.nbytes >= LARGE_INPUT_BYTES}
+        return states | computed | large if program.is_whole else states
 
     def _run_eagerly(self, stretch: Stretch, held: list[Any], arena: Arena | None, writes_over: bool) -> None:
         environment = self._environment(arena)
@@ -243,7 +264,24 @@ class Runner:
         graph = piece.capture(key, held, self._environment(arena), rooms, over, arena, lane)
         for node, reason in tuple(self._program.apart.items()):
             self._notes.add_apart(node, reason)
+        if len(self._steps) == 1 and self._keep_on_device:
+            graph.exits = self._exits(graph, arena, lane)
         return graph
+
+    def _exits(self, graph: CapturedGraph, arena: Arena | None, lane: RankStream) -> list[Exit] | None:
+        """What leaves the segment with a graph of all of it; None where more is done to some than to copy it."""
+        made, sources = dict(graph.results), dict(graph.echoes)
+        found = []
+        for slot, escapes in zip(self._outputs, self._escaping, strict=True):
+            array = made.get(slot)
+            if isinstance(array, Held) or (array is not None and not (array.flags.c_contiguous and array.size)):
+                return None
+            if array is None:
+                found.append(Exit(None, sources[slot], 0))
+                continue
+            is_copied = (escapes or arena is None) and id(memory_of(array)) in lane.lent
+            found.append(Exit(array, slot, array.nbytes if is_copied else 0))
+        return found
 
     def _set_apart(self, piece: Piece, error: CaptureError) -> None:
         """Note which node a capture failed at, or that all of them did."""
@@ -260,7 +298,7 @@ class Runner:
         """Cut a piece where nodes have been set apart since."""
         place = self._steps.index(piece)
         found = stretches(piece.stretch.instructions, self._program.apart, self._program.on_host)
-        self._steps[place : place + 1] = self._pieces(found, was_run=True)
+        self._steps[place : place + 1] = self._pieces(found, was_run=True, is_all=False)
         return False
 
 
