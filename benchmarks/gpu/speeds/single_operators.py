@@ -29,7 +29,7 @@ class Operator:
     Attributes:
         name: as the table calls it.
         nodes: (operator, operands, results, attributes); operands are inputs, or results of earlier nodes.
-        inputs: name to shape; token ids are called "ids", and number the rows of "table".
+        inputs: name to shape; token ids are called "ids", and number the rows of "table", or the columns of "scores".
         result: the name of what comes out last.
         dtype: of all floats.
         is_causal: whether half of its products are masked.
@@ -57,7 +57,8 @@ class Operator:
 
     def _array(self, random: np.random.Generator, name: str, shape: tuple[int, ...]) -> Array:
         if name == "ids":
-            return random.integers(0, self.inputs["table"][0], shape)
+            count = self.inputs["table"][0] if "table" in self.inputs else self.inputs["scores"][1]
+            return random.integers(0, count, shape)
         numbers = random.standard_normal(shape, np.float32)
         # What is squared sums must not be negative.
         return (np.abs(numbers) if name == "variance" else numbers).astype(NUMPY_DTYPES[self.dtype])
@@ -124,9 +125,12 @@ def operators() -> Iterator[Operator]:
     yield _attention("Attention, causal", BRAIN, (1, 32, 2048, 128), (1, 8, 2048, 128), is_causal=1)
     yield _attention("Attention, one query", BRAIN, (1, 32, 1, 128), (1, 8, 2048, 128))
     yield _attention("Attention, one query", BRAIN, (16, 32, 1, 128), (16, 8, 2048, 128))
+    tables = {"cos": (1, 2048, 128), "sin": (1, 2048, 128)}
+    yield _one("RotaryEmbedding", BRAIN, {"x": (1, 32, 2048, 256), **tables})
     yield _adamw()
     for dtype in (HALF, FULL):
         yield _one("Gather", dtype, {"table": (50257, 768), "ids": (8192,)}, axis=0)
+        yield _one("SoftmaxCrossEntropyLoss", dtype, {"scores": (8192, 50257), "ids": (8192,)})
         yield _one("Transpose", dtype, {"x": (8, 1024, 12, 64)}, perm=(0, 2, 1, 3))
         yield _one("Add", dtype, {"x": (8192, 3072), "bias": (3072,)})
         yield _one("ReduceSum", dtype, {"x": (8192, 3072)}, keepdims=0)
