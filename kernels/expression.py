@@ -37,7 +37,7 @@ DTYPES: Mapping[str, "np.dtype[Any]"] = {
 
 Shape = tuple[int, ...]
 Attribute = int | float | str | tuple[int, ...]
-Kind = Literal["elementwise", "reduction", "squeeze", "unsqueeze"]
+Kind = Literal["elementwise", "reduction", "squeeze", "unsqueeze", "rotation"]
 
 
 class ExpressionError(ValueError):
@@ -108,6 +108,7 @@ def _operators() -> dict[str, Operator]:
     found["Cast"] = Operator(13, 1, {"to": None}, "any")
     for name in ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"):
         found[name] = Operator(1, defaults={"axes": None}, kind="reduction")
+    found["RotateHalf"] = Operator(0, kind="rotation")
     found["Unsqueeze"] = Operator(1, defaults={"axes": None}, takes="any", kind="unsqueeze")
     found["Squeeze"] = Operator(1, defaults={"axes": None}, takes="any", kind="squeeze")
     return found
@@ -117,7 +118,7 @@ OPERATORS = _operators()
 """What steps can be, by ONNX's names.
 
 Squeeze makes a result of a reduction's, which lies in the same order; Unsqueeze lets an operand broadcast along dims
-behind its own.
+behind its own. RotateHalf, of rotary embeddings, is none of ONNX's: Concat(Neg(x[..., half:]), x[..., :half]).
 """
 
 
@@ -271,7 +272,11 @@ def _check_dtypes(operator: Operator, values: Sequence[Operand]) -> None:
 
 
 def _shape_along(step: Step, shape: Shape) -> Shape:
-    """The shape after a reduction, or after dims of size 1 are dropped or put in."""
+    """The shape after a reduction, or after dims of size 1 are dropped or put in, or halves change places."""
+    if step.operator.kind == "rotation":
+        if not shape or shape[-1] % 2:
+            raise ExpressionError(f"the last dim of {list(shape)} has no two halves")
+        return shape
     axes = step.attribute("axes")
     if step.operator.kind == "unsqueeze":
         rank = len(shape) + len(axes)
@@ -427,6 +432,9 @@ def _computed(xp: ArrayModule, step: Step, values: Mapping[str, Array], types: M
         return widen(made.copy() if made is operands[0] else made)
     if step.operator.kind in ("squeeze", "unsqueeze"):
         return operands[0].reshape(types[step.target].shape)
+    if step.op_type == "RotateHalf":
+        half = operands[0].shape[-1] // 2
+        return xp.concatenate((-operands[0][..., half:], operands[0][..., :half]), axis=-1)
     found = lookup("", step.op_type, step.operator.version)
     assert found is not None
     attributes = {name: step.attribute(name) for name in dict(step.operator.defaults)}

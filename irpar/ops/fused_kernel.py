@@ -95,9 +95,20 @@ class _Writer:
             attributes["to"] = dtype_of_numpy(DTYPES[attributes["to"]]).value
         if "axes" in attributes:
             return self._along(step, operands[0])
+        if step.op_type == "RotateHalf":
+            return self._rotated(operands[0])
         if step.op_type == "Gelu" and self._opset < 20:
             return _gelu(self._writer, operands[0], attributes["approximate"] == "tanh")
         return self._writer.op(step.op_type, operands, attributes)
+
+    def _rotated(self, x: Value) -> Value:
+        """The second half of each row, negated, before the first."""
+        w, size = self._writer, x.shape[-1]
+        axes = w.ints([len(x.shape) - 1])
+        first, second = (
+            w.op("Slice", [x, w.ints([begin]), w.ints([begin + size // 2]), axes]) for begin in (0, size // 2)
+        )
+        return w.op("Concat", [w.op("Neg", [second]), first], {"axis": len(x.shape) - 1})
 
     def _number(self, number: Number, like: Value) -> Value:
         return self._writer.constant(np.asarray(number.of_dtype(like.dtype.numpy)).astype(like.dtype.numpy), "number")

@@ -9,7 +9,7 @@ Sizes and other strides are arguments, so that few programs are compiled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,8 @@ class _Problem:
         reduced: how many dims at its end reductions sum up.
         tensors: operands and results by name, in order.
         squeezed: results that are others without dims of size 1, and which.
+        rotated: tensors that are operands with the halves of their rows in each other's place, and where these begin:
+            the last dim of the space is two then.
     """
 
     expression: Expression
@@ -104,6 +106,7 @@ class _Problem:
     reduced: int
     tensors: Mapping[str, Layout]
     squeezed: Mapping[str, str]
+    rotated: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -132,7 +135,29 @@ class _Problem:
             seen = types[squeezed.get(name, name)].shape
             tensors[name] = Layout.contiguous(seen, layout.dtype, layout.alignment)
         made = cls(expression, types, space, reduced, tensors, squeezed)
-        return made if all(map(made.is_covered, expression.steps)) else None
+        if not all(map(made.is_covered, expression.steps)):
+            return None
+        return made._halved() if any(step.op_type == "RotateHalf" for step in expression.steps) else made
+
+    def _halved(self) -> "_Problem | None":
+        """The problem with the halves of rows as a dim of their own, and rotated operands as tensors like others."""
+        if self.reduced or self.space[-1] < 4:
+            return None
+        types, tensors = {**self.types}, {name: layout.halved() for name, layout in self.tensors.items()}
+        rotated, steps = {}, []
+        for step in self.expression.steps:
+            if step.op_type == "RotateHalf":
+                (name,) = step.names
+                layout = self.tensors.get(name)
+                if layout is None or name[0] != "x" or layout.shape[-1] != self.space[-1]:
+                    return None
+                own = f"r{name[1:]}"
+                types[own], tensors[own] = types[name], layout.halved(rotated=True)
+                rotated[own] = layout.shape[-1] // 2 * layout.strides[-1]
+                step = Step(step.target, step.op_type, (own,))
+            steps.append(step)
+        space = (*self.space[:-1], 2, self.space[-1] // 2)
+        return _Problem(Expression(tuple(steps)), types, space, 0, tensors, self.squeezed, rotated)
 
     def is_covered(self, step: Step) -> bool:
         """Whether a step is one that can be written: a result of the space or of a row, a reduction of floats."""
@@ -299,6 +324,7 @@ class _Kernel:
         pointers = [
             f"{'const ' if name[0] == 'x' else ''}{_stored(layout.dtype)}*{restrict} p_{name}"
             for name, layout in self.problem.tensors.items()
+            if name not in self.problem.rotated
         ]
         numbers = [f"Index {name}" for name in self.parameters]
         return "\n".join(
@@ -395,6 +421,9 @@ class _Wide:
 
     def _step(self, name: str, known: Mapping[str, str]) -> str:
         step, types = self.steps[name], self.problem.types
+        if step.op_type == "RotateHalf":
+            value, half = known[step.names[0]], f"c{len(self.inner.sizes) - 2}"
+            return f"const {_computed(types[name].dtype)} v_{name} = {half} == 0 ? -{value} : {value};"
         return f"const {_computed(types[name].dtype)} v_{name} = {_step_text(step, types, known)};"
 
     def _address(self, name: str) -> str:
@@ -406,12 +435,13 @@ class _Wide:
         kernel, place = self.kernel, self.kernel.names.index(name)
         address, stride = self._address(name), self.inner.strides[place][-1]
         kind = _stored(self.problem.types[name].dtype)
+        pointer = f"p_x{name[1:]}"
         if stride == 0:
-            return [f"const {kind} l_{name} = p_{name}[{address}];"], f"widen(l_{name})"
+            return [f"const {kind} l_{name} = {pointer}[{address}];"], f"widen(l_{name})"
         if kernel.width > 1 and kernel.is_vector(place, self.inner, self.outer, kernel.width):
-            return [f"const auto l_{name} = load<{kernel.width}>(p_{name} + {address});"], f"widen(l_{name}.items[v])"
+            return [f"const auto l_{name} = load<{kernel.width}>({pointer} + {address});"], f"widen(l_{name}.items[v])"
         step = self._step_along(place)
-        return [f"const {kind}* l_{name} = p_{name} + {address};"], f"widen(l_{name}[{_product('v', step)}])"
+        return [f"const {kind}* l_{name} = {pointer} + {address};"], f"widen(l_{name}[{_product('v', step)}])"
 
     def _store(self, name: str) -> list[str]:
         kernel, place = self.kernel, self.kernel.names.index(name)
@@ -444,7 +474,8 @@ class _ElementKernel(_Kernel):
         """See `generate`."""
         problem, steps = self.problem, self.problem.expression.steps
         count = self.argument("count", problem.count)
-        wide = _Wide(self, self.dims, None, {})
+        begins = {name: self.argument(f"half_{name}", begin) for name, begin in problem.rotated.items()}
+        wide = _Wide(self, self.dims, None, begins)
         once, names = _once(problem, {name for name in problem.types if not problem.is_wide(name)}, {})
         results = problem.expression.results
         inner = [name for name in results if problem.is_wide(name)]

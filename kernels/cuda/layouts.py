@@ -47,6 +47,17 @@ class Layout:
         steps = tuple(0 if place in axes else next(strides) for place in places)
         return Layout(shape, self.dtype, steps, self.alignment)
 
+    def halved(self, rotated: bool = False) -> "Layout":
+        """With the last dim as two halves; `rotated`: from the second to the first, where the second begins."""
+        if not self.shape:
+            return self
+        half, stride = self.shape[-1] // 2, self.strides[-1]
+        if self.shape[-1] == 1:
+            return Layout((*self.shape, 1), self.dtype, (*self.strides, 0), self.alignment)
+        between = -half * stride if rotated else half * stride
+        strides = (*self.strides[:-1], between, stride)
+        return Layout((*self.shape[:-1], 2, half), self.dtype, strides, self.alignment)
+
     def within(self, space: Shape) -> Strides:
         """Strides over a space that the tensor broadcasts to: 0 along what it lacks, and along dims of size 1."""
         missing = len(space) - len(self.shape)

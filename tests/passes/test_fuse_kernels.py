@@ -116,6 +116,49 @@ def test_reductions_without_their_dims_are_results(check_golden: Any) -> None:
     )
 
 
+ROTARY = {
+    "slices": (
+        "%first = Slice(%x, %zero, %four, %last) : f32[64, 4]",
+        "%second = Slice(%x, %four, %eight, %last) : f32[64, 4]",
+    ),
+    "split": ("%first, %second = Split(%x) {axis=-1, num_outputs=2} : f32[64, 4], f32[64, 4]",),
+}
+
+
+@pytest.mark.parametrize("cut", sorted(ROTARY))
+def test_halves_that_are_turned_are_an_index(cut: str) -> None:
+    takes = "%x: f32[64, 8], %cos: f32[64, 8], %sin: f32[64, 8]"
+    ints = (
+        f"%{name} = constant : i64[1] [{value}]"
+        for name, value in {"zero": 0, "four": 4, "eight": 8, "last": 1}.items()
+    )
+    text = graph(
+        *ints,
+        *ROTARY[cut],
+        "%negated = Neg(%second) : f32[64, 4]",
+        "%turned = Concat(%negated, %first) {axis=-1} : f32[64, 8]",
+        "%a = Mul(%x, %cos) : f32[64, 8]",
+        "%b = Mul(%turned, %sin) : f32[64, 8]",
+        "%y = Add(%a, %b) : f32[64, 8]",
+        takes=takes,
+    )
+    module, plain = read(text), read(text)
+    run_pipeline("fuse-kernels", module)
+    (node,) = module.graph
+    assert node.attributes["expression"] == (
+        "t0 = RotateHalf(x0)",
+        "t1 = Mul(x0, x1)",
+        "t2 = Mul(t0, x2)",
+        "y0 = Add(t1, t2)",
+    )
+    inputs = [np.random.default_rng(place).normal(size=(64, 8)).astype("f4") for place in range(3)]
+    np.testing.assert_array_equal(computed(module, inputs)[0], computed(plain, inputs)[0])
+    model = to_proto(module)
+    onnx.checker.check_model(model, full_check=True)
+    again = computed(to_module(model), inputs)
+    np.testing.assert_array_equal(again[0], computed(plain, inputs)[0])
+
+
 ALONE = [
     graph("%y = MatMul(%x, %b) : f32[64]"),  # no operator of expressions
     graph("%y = Add(%x, %b) : i64[64, 8]", takes="%x: i64[64, 8], %b: i64[8]"),  # integers, alone

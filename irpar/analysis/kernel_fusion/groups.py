@@ -17,6 +17,7 @@ from irpar.kernels.expression import Expression, Number, Step
 from .lowering import Given, Lowered, Ref, lowered
 
 Shape = tuple[int, ...]
+Use = tuple[Node, int]
 
 MOST_OPERANDS = 16
 MOST_RESULTS = 8
@@ -39,6 +40,7 @@ class Stretch:
         over: results that are written over a state, and the state: nothing reads it behind them.
         taken: nodes that join no group.
         copies: for a node the nodes that its group computes too.
+        passed: for a node the operands that its group does without.
     """
 
     nodes: Sequence[Node]
@@ -46,6 +48,7 @@ class Stretch:
     over: Mapping[Value, Value] = field(default_factory=dict)
     taken: Set[Node] = frozenset()
     copies: dict[Node, set[Node]] = field(default_factory=dict)
+    passed: dict[Node, set[Value]] = field(default_factory=dict)
 
     @cached_property
     def places(self) -> dict[Node, int]:
@@ -62,6 +65,35 @@ class Stretch:
                 readers = (reader for reader in self._readers(state) if reader is not node)
                 found[node] = tuple(dict.fromkeys((*found[node], *readers)))
         return found
+
+    def is_read(self, use: Use) -> bool:
+        """Whether a node of the stretch does read what it is said to: none of its group's kernel makes up for it."""
+        user, index = use
+        value = user.operand(index)
+        if user not in self.places or value is None or value in self.passed.get(user, ()):
+            return False
+        return value.node not in self.copies.get(user, ())
+
+    def drop_unread(self, groups: "Sequence[Group]") -> set[Node]:
+        """The nodes whose results nothing reads any more, of which nothing else is read then."""
+        group_of = {node: group for group in groups for node in group.members}
+        found: set[Node] = set()
+        for node in reversed(self.nodes):
+            group = group_of.get(node)
+            if group is None:
+                uses = [use for value in node.results for use in value.uses]
+                is_read = not uses or not self.kept.isdisjoint(node.results) or any(map(self._is_use, uses))
+            else:
+                is_read = node is not group.last or bool(group.results())
+            if not is_read:
+                gone = (node,) if group is None else tuple(group.members)
+                found.update(gone)
+                self.passed.update((one, {*captured_or_read(one)}) for one in gone)
+        return found
+
+    def _is_use(self, use: Use) -> bool:
+        """Whether a use counts: of a node in a body nobody knows."""
+        return use[0] not in self.places or self.is_read(use)
 
     def _producers(self, node: Node) -> tuple[Node, ...]:
         found = (value.node for value in captured_or_read(node))
@@ -152,13 +184,9 @@ class Group:
         made = (value for one in self.members.values() for value in one.results)
         return tuple(value for value in made if value in self.stretch.kept or any(map(self._gives, value.uses)))
 
-    def _gives(self, use: tuple[Node, int]) -> bool:
-        """Whether a use of a result is one by another node, which does not compute it itself."""
-        user, index = use
-        if user in self.members or user not in self.stretch.places:
-            return False
-        value = user.operand(index)
-        return value is None or value.node not in self.stretch.copies.get(user, ())
+    def _gives(self, use: Use) -> bool:
+        """Whether a use of a result is one by another node."""
+        return use[0] not in self.members and self.stretch.is_read(use)
 
     def expression(self) -> Expression:
         """What it computes: operands and results by their places, other steps by their numbers."""
@@ -177,7 +205,11 @@ class Group:
 
     def fits(self) -> bool:
         """Whether one kernel is not too large for this."""
-        steps = sum(len(one.steps) for one in self.computed().values())
+        computed = self.computed()
+        rotated = [step.operands[0] for one in computed.values() for step in one.steps if step.op_type == "RotateHalf"]
+        if rotated and (self.reduced or any(isinstance(x, Value) and x.node in computed for x in rotated)):
+            return False
+        steps = sum(len(one.steps) for one in computed.values())
         return len(self.operands()) <= MOST_OPERANDS and len(self.results()) <= MOST_RESULTS and steps <= MOST_STEPS
 
 
@@ -227,8 +259,11 @@ class Grouping:
             self.group[node] = self.unit[node] = own
             for producer in reversed(self.stretch.before[node]):
                 self._try_join(producer, node)
-        found = dict.fromkeys(self.group.values())
-        return sorted(filter(_is_worth_it, found), key=lambda group: places[group.last])
+        found = sorted(filter(_is_worth_it, dict.fromkeys(self.group.values())), key=lambda group: places[group.last])
+        for group in found:
+            for node, one in group.members.items():
+                self.stretch.passed[node] = {*node.inputs} - {*one.values()}
+        return found
 
     def _try_join(self, producer: Node, node: Node) -> None:
         first, second = self.group.get(producer), self.group[node]

@@ -243,6 +243,37 @@ def _gelu(approximate: str) -> Lower:
     return lower
 
 
+def _rotated(node: Node, made: Lowered) -> Sequence[Given | None]:
+    """Concat(Neg(x[..., half:]), x[..., :half]), of a value that something else makes."""
+    rank = len(made.space)
+    if len(node.operands) != 2 or axis_attribute(node, rank) != rank - 1:
+        raise CannotTellError("another Concat")
+    negated, first = needed(node, 0), needed(node, 1)
+    if negated.node is None or negated.node.identity != ("", "Neg"):
+        raise CannotTellError("another Concat")
+    (second,) = negated.node.inputs
+    x, half = _part_of(first), first.shape[-1]
+    if x is None or x != _part_of(second, half) or x.shape[-1] != 2 * half or second.shape != first.shape:
+        raise CannotTellError("other parts")
+    return [made.step("RotateHalf", x)]
+
+
+def _part_of(value: Value, begin: int = 0) -> Value | None:
+    """What a value is a range of along the last dim, that begins there; by Slice or Split."""
+    node = value.node
+    if node is None or node.domain or not node.operands or node.operands[0] is None:
+        return None
+    x, rank = node.operands[0], len(value.shape)
+    if node.op_type == "Split" and axis_attribute(node, rank, 0) == rank - 1:
+        return x if sum(other.shape[-1] for other in node.results[: value.index]) == begin else None
+    if node.op_type == "Slice" and node.version >= 10 and len(node.operands) > 3:
+        starts, axes = ints_operand(node, 1), ints_operand(node, 3)
+        steps = ints_operand(node, 4) if len(node.operands) > 4 else None
+        is_last = axes is not None and tuple(axis % rank for axis in axes) == (rank - 1,)
+        return x if is_last and starts is not None and starts == (begin,) and steps in (None, (1,)) else None
+    return None
+
+
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
@@ -417,6 +448,7 @@ _LOWER: Mapping[tuple[str, str], Lower] = {
     ("", "BatchNormalization"): _batch_norm,
     ("", "Cast"): _cast,
     ("", "CastLike"): _cast,
+    ("", "Concat"): _rotated,
     ("", "Clip"): _clip,
     ("", "InstanceNormalization"): _instance_norm,
     ("", "LayerNormalization"): _layer_norm,

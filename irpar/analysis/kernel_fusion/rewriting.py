@@ -80,8 +80,8 @@ def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit | Node], set[N
     grouping = Grouping(stretch)
     groups = grouping.groups()
     copy_cheap_steps(groups)
-    idle = {node for group in groups if not group.results() for node in group.members}
-    groups = [group for group in groups if group.results()]
+    idle = stretch.drop_unread(groups)
+    groups = [group for group in groups if group.last not in idle]
     stretch = replace(stretch, nodes=[node for node in stretch.nodes if node not in idle])
     units: list[Unit] = [*found, *join_products(grouping, groups)]
     return _in_order(stretch, units), unread | idle

@@ -10,7 +10,7 @@ from irpar.kernels import cuda
 from tests.gpu import NEEDS_GPU, cupy
 
 from .random_expressions import Array, Example, draw
-from .test_generator import NORMALIZED, SOFTMAX, close, numbers
+from .test_generator import CHANNELS, NORMALIZED, ROTARY, SOFTMAX, close, numbers, rotary
 
 pytestmark = NEEDS_GPU
 GUARD = 256
@@ -71,6 +71,14 @@ def test_rows(length: int, dtype: Any) -> None:
     random = np.random.default_rng(length)
     check(Example(NORMALIZED, numbers(random, dtype, (37, length), (37, length), (length,), (length,))))
     check(Example(SOFTMAX, numbers(random, dtype, (37, length), (1, length))))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_rotated_rows_and_channels(dtype: Any) -> None:
+    random = np.random.default_rng(7)
+    for size in (4, 6, 64, 128):
+        check(Example(ROTARY, rotary(random, dtype, size)))
+    check(Example(CHANNELS, numbers(random, dtype, (3, 7, 5, 8), (7,), (7,))))
 
 
 def test_elements_beyond_32_bits_of_strides() -> None:

@@ -41,6 +41,7 @@ CHANNELS = (
     "t3 = Add(t2, t1)",
     "y0 = Relu(t3)",
 )
+ROTARY = ("t0 = RotateHalf(x0)", "t1 = Mul(x0, x1)", "t2 = Mul(t0, x2)", "y0 = Add(t1, t2)")
 SOFTMAX = (
     "t0 = Mul(x0, 0.125)",
     "t1 = Add(t0, x1)",
@@ -103,6 +104,24 @@ def numbers(random: np.random.Generator, dtype: Any, *shapes: tuple[int, ...]) -
     return tuple(np.asarray(random.normal(size=shape) * 2).astype(dtype) for shape in shapes)
 
 
+def rotary(random: np.random.Generator, dtype: Any, size: int) -> tuple[Array, ...]:
+    """A projection seen by heads, cosines and sines."""
+    x, *angles = numbers(random, dtype, (2, 5, 3, size), (5, size), (5, size))
+    return (x.transpose(0, 2, 1, 3), *angles)
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_rows_are_rotated(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    sizes = ((np.float32, 4), (np.float16, 6), (np.float32, 10), (np.float16, 64), (np.float64, 8))
+    check([Example(ROTARY, rotary(random, dtype, size)) for dtype, size in sizes], tmp_path)
+    two = launch_of(
+        Example(("y0 = RotateHalf(x0)",), numbers(random, np.float32, (3, 4))), (np.empty((3, 4), np.float32),)
+    )
+    assert two.grid == 1
+
+
 @NEEDS_COMPILER
 def test_kernels_compute_what_expressions_say(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
@@ -112,6 +131,7 @@ def test_kernels_compute_what_expressions_say(tmp_path: Path) -> None:
             Example(NORMALIZED, numbers(random, np.float32, (70, 7), (70, 1), (7,), (7,))),
             Example(SOFTMAX, numbers(random, ml_dtypes.bfloat16, (2, 3, 4, 200), (2, 1, 1, 200))),
             Example(("t0 = Add(x0, x1)", "y0 = Gelu(t0)"), numbers(random, np.float16, (6, 40), (40,))),
+            Example(ROTARY, rotary(random, np.float16, 16)),
             Example(CHANNELS, numbers(random, np.float16, (2, 3, 4, 8), (3,), (3,))),
             Example(("t0 = Cast(x0, to=f16)", "y0 = Cast(t0, to=f32)"), numbers(random, np.float32, (5, 24))),
             Example(("y0 = Cast(x0, to=f16)",), numbers(random, np.float32, (5, 24))),
