@@ -98,25 +98,31 @@ class CupySegment:
 
     def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs on the stream of a rank; see `CompiledSegment.run`."""
+        try:
+            found = self._replay(inputs, rank, arena, writes_over)
+            return self._run(inputs, rank, arena, writes_over) if found is None else found
+        except NodeError:
+            raise
+        except MemoryError as error:
+            what = "copying what the segment reads or produces failed"
+            raise out_of_memory(what, error, self._segment.label) from error
+
+    def _replay(self, inputs: list[Any], rank: int, arena: Arena | None, writes_over: bool) -> list[Any] | None:
+        """What a graph of all of the segment gives; None: there is none for these inputs."""
+        engine, runner = self._engine, self._runners.get(rank)
+        if runner is None or not engine.is_direct:
+            return None
+        with engine.lanes.beside(rank) as lane:
+            return runner.replay(inputs, arena, writes_over, lane)
+
+    def _run(self, inputs: list[Any], rank: int, arena: Arena | None, writes_over: bool) -> list[Any]:
         engine = self._engine
-        runner = self._runners.get(rank)
-        if runner is not None and engine.is_direct:
-            with engine.lanes.beside(rank) as lane:
-                found = runner.replay(inputs, arena, writes_over, lane)
-            if found is not None:
-                return found
         with engine.lanes.of(rank) as lane:
-            try:
-                runner = self._runners.get(rank) or self._runner(rank)
-                results = runner.run(inputs, arena, writes_over, lane)
-                if engine.keep_on_device:
-                    results = runner.leave(results, arena, lane)
-                return engine.arrays.leave(results, engine.keep_on_device)
-            except NodeError:
-                raise
-            except MemoryError as error:
-                what = "copying what the segment reads or produces failed"
-                raise out_of_memory(what, error, self._segment.label) from error
+            runner = self._runners.get(rank) or self._runner(rank)
+            results = runner.run(inputs, arena, writes_over, lane)
+            if engine.keep_on_device:
+                results = runner.leave(results, arena, lane)
+            return engine.arrays.leave(results, engine.keep_on_device)
 
     def _runner(self, rank: int) -> Runner:
         engine, program = self._engine, self._programs[self._engine.lanes.device_of(rank)]

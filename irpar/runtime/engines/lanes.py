@@ -39,11 +39,6 @@ class RankStream:
             self.staging = Staging(cupy, self.stream)
             self.reached = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
 
-    @property
-    def graph_bytes(self) -> int:
-        """What its CUDA graphs keep for what they make inside."""
-        return 0 if self._memory is None else self._memory.nbytes
-
     def copy(self, target: int, source: int, size: int) -> None:
         """Let its stream copy bytes from one address of its device to another."""
         self._cupy.cuda.runtime.memcpyAsync(target, source, size, _ON_DEVICE, self.stream.ptr)

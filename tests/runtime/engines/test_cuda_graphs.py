@@ -1,6 +1,7 @@
 """CUDA graphs of the engine cupy, on a stand-in that replays what was captured on the memory as it is then."""
 
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -400,6 +401,28 @@ def test_state_is_read_where_it_lies_and_copied_where_it_moves(launches: Callabl
     launches()
     counted.device.run([given[name] for name in names])
     assert launches() == 1
+
+
+def test_ranks_capture_and_replay_at_once() -> None:
+    """Each on a stream of its own."""
+    chain = compiled(CHAIN)
+    failed: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            for number in range(12):
+                x = numbers(2 + number % 3, 8, seed=rank * 100 + number)
+                np.testing.assert_array_equal(chain.device.run([x], rank=rank)[0], chain.expected(x)[0])
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert len(chain.device._runners) == 3
 
 
 LARGE = """

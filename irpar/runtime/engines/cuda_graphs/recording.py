@@ -35,11 +35,6 @@ class GraphMemory:
         self._blocks = blocks
         self.allocate = cupy.cuda.MemoryPool(grow).malloc
 
-    @property
-    def nbytes(self) -> int:
-        """How many bytes it keeps."""
-        return sum(block.size for block in self._blocks)
-
 
 class Recording:
     """A capture of what the calling thread gives a stream.
