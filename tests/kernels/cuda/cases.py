@@ -209,7 +209,34 @@ def rotaries(numbers: np.random.Generator) -> list[Case]:
     return found
 
 
+CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 4, 9, 8), (6, 4, 3, 3), {"pads": (1, 1, 1, 1)}),
+    ((3, 4, 7, 7), (6, 2, 3, 2), {"group": 2, "strides": (2, 1), "dilations": (1, 2), "auto_pad": "SAME_UPPER"}),
+    ((2, 5, 4, 4), (3, 5, 1, 1), {}),
+    ((2, 5, 7, 7), (3, 5, 1, 1), {}),
+    ((1, 3, 21), (4, 3, 5), {"pads": (4, 0), "strides": (3,)}),
+    ((1, 2, 3, 4, 5), (2, 2, 2, 2, 2), {"pads": (0, 1, 0, 1, 0, 1)}),
+    ((2, 6, 9, 8), (12, 1, 3, 3), {"group": 6, "pads": (1, 1, 1, 1)}),
+    ((2, 3, 17), (3, 1, 4), {"group": 3, "pads": (3, 0)}),
+]
+
+
+def convolutions(numbers: np.random.Generator) -> list[Case]:
+    """By columns and channel by channel, with a bias and without one."""
+    found = []
+    for dtype in (np.dtype(np.float64), *FLOATS):
+        for shape, kernel, attributes in CONVOLUTIONS:
+            x, weight = (numbers.standard_normal(sizes).astype(dtype) for sizes in (shape, kernel))
+            bias = numbers.standard_normal(kernel[0]).astype(dtype)
+            found.append(Case("Conv", 22, (x, (weight / 4).astype(dtype), bias), attributes, is_exact=False))
+            turned = np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1)
+            found.append(Case("Conv", 22, (turned, (weight / 4).astype(dtype)), attributes, is_exact=False))
+    return found
+
+
 def all_cases(seed: int) -> list[Case]:
     """All of them."""
     numbers = np.random.default_rng(seed)
-    return [case for made in (gathers, scatters, one_hots, losses, sums, rotaries) for case in made(numbers)]
+    return [
+        case for made in (gathers, scatters, one_hots, losses, sums, rotaries, convolutions) for case in made(numbers)
+    ]

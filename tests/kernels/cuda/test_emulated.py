@@ -14,7 +14,7 @@ from .emulation import NEEDS_COMPILER, EmulatedGpu
 
 pytestmark = [NEEDS_COMPILER, pytest.mark.slow]
 
-FAMILIES = (cases.gathers, cases.scatters, cases.one_hots, cases.losses, cases.sums, cases.rotaries)
+FAMILIES = (cases.gathers, cases.scatters, cases.one_hots, cases.losses, cases.sums, cases.rotaries, cases.convolutions)
 
 
 @pytest.fixture(scope="module")
