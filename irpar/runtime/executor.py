@@ -17,6 +17,7 @@ import numpy as np
 from irpar.analysis.engines import unknown_nodes
 from irpar.inputs.dataset import Batch
 from irpar.ir import Module
+from irpar.ops.effects import is_compute
 from irpar.output.parts import Part, parts_of
 from irpar.output.plan import Plan
 from irpar.output.target import EVALUATION
@@ -128,7 +129,7 @@ class Executor:
             len(ranks),
             strict=self.is_strict,
             tf32=self.is_tf32,
-            keep_on_device=self._group.takes_device_arrays,
+            keep_on_device=self._group.takes_device_arrays or _keeps_state_alone(mesh, self.parts),
             local_rank=0 if world is None else world.local_rank,
             threads=0 if mesh.size == 1 else 1 if len(ranks) > 1 else threads_of_rank(),
         )
@@ -607,6 +608,13 @@ def _left_when_failing(group: Group, mesh: Mesh) -> Iterator[None]:
             abort(cast(Messenger, group), error)
         group.close()
         raise
+
+
+def _keeps_state_alone(mesh: Mesh, parts: Sequence[Part]) -> bool:
+    """Whether one rank runs a program with state: nobody else asks for that, and it may stay on a device."""
+    graphs = [part.graph for part in parts]
+    sends = (node for graph in graphs for node in graph.walk() if not is_compute(node) and not node.is_return)
+    return mesh.size == 1 and any(graph.states for graph in graphs) and next(sends, None) is None
 
 
 def _check_operators(parts: Sequence[Part]) -> None:

@@ -380,3 +380,28 @@ def test_state_is_replaced_on_the_device(stays: bool, options: dict[str, str]) -
             same(found, expected)
         for name, array in expected.items():
             np.testing.assert_allclose(found[name], array, rtol=1e-2, atol=1e-3, err_msg=name)
+
+
+def test_state_of_one_rank_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In threads too: what comes and goes is the batch, the learning rate and the loss."""
+    copied: list[int] = []
+    plain = STRICT.cuda.runtime.memcpyAsync
+
+    def count(target: int, source: int, size: int, kind: int, stream: int) -> None:
+        copied.extend([size] if kind != 3 else [])
+        plain(target, source, size, kind, stream)
+
+    partition = irpar.partition(classifier(optimizer="adamw"), "d=1")
+    with partition.trainer(engine="numpy") as trainer:
+        losses = [trainer.step(batch(number)) for number in range(5)]
+        expected = trainer.read_all()
+    with strict_device(), partition.trainer(engine="cupy") as trainer:
+        assert [trainer.step(batch(number)) for number in range(4)] == losses[:4]
+        monkeypatch.setattr(STRICT.cuda.runtime, "memcpyAsync", count)
+        assert trainer.step(batch(4)) == losses[4]
+        same(trainer.read_all(), expected)
+        given = sum(array.nbytes for array in batch().values())
+        monkeypatch.undo()
+    state = sum(array.nbytes for array in expected.values())
+    assert sum(copied) <= given + 64 + state  # Reading it all is the end of it.
+    partition.close()
