@@ -79,9 +79,7 @@ def test_memory_that_lacks_is_told_with_the_node(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("IRPAR_MEMORY_LIMIT", "none")
     with (
         Executor(module(text), Mesh({"x": 1}), engine="cupy") as executor,
-        pytest.raises(
-            RunError, match=r"irpar.Fused failed on the device: out of memory allocating [\d,]+ bytes"
-        ) as raised,
+        pytest.raises(RunError, match=r"Exp failed on the device: out of memory allocating [\d,]+ bytes") as raised,
     ):
         executor.run({"x": np.zeros(1000, np.float32), "shape": np.array([2_000_000_000, 1000])})
     assert raised.value.where == "node /exp"
