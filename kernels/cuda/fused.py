@@ -28,7 +28,7 @@ def fused(
         gpu.empty(types[name].shape, types[name].dtype) if out is None else out
         for name, out in zip(made.results, given, strict=True)
     ]
-    is_by_rows = any(step.operator.kind == "reduction" for step in made.steps)
+    is_by_rows = any(step.operator.kind in ("reduction", "rotation") for step in made.steps)
     written = [
         gpu.empty(result.shape, result.dtype) if _is_in_the_way(result, operands, is_by_rows) else result
         for result in results

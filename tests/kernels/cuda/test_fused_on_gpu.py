@@ -94,12 +94,16 @@ def test_elements_beyond_32_bits_of_strides() -> None:
 
 
 def test_results_over_operands() -> None:
-    """In place where each element is made of its own; beside, and then copied, where a row is reduced."""
+    """In place where each element is made of its own; beside, and then copied, where it is made of others of its row."""
     xp = cupy()
     kernel = cuda.lookup("irpar", "Fused", 1)
     assert kernel is not None
     gpu = cuda.Gpu(xp)
-    for lines in (("y0 = Mul(x0, 2.0)",), ("t0 = ReduceSum(x0, axes=[-1])", "y0 = Sub(x0, t0)")):
+    for lines in (
+        ("y0 = Mul(x0, 2.0)",),
+        ("t0 = ReduceSum(x0, axes=[-1])", "y0 = Sub(x0, t0)"),
+        ("t0 = RotateHalf(x0)", "y0 = Add(x0, t0)"),
+    ):
         x = np.random.default_rng(3).normal(size=(5, 300)).astype(np.float32)
         held = xp.asarray(x)
         (y,) = kernel(gpu, [held], {"expression": lines}, 1, held) or ()
