@@ -13,6 +13,7 @@
 #endif
 
 constexpr int THREADS = 512;
+constexpr int EACH = 16 / sizeof(Element);  // scores that a thread reads before it uses the first
 #define LEAST bits_value(0xff800000u)  // minus infinity
 
 // A maximum, and the sum of the exponentials of numbers less it.
@@ -39,11 +40,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned batch = row / places;
     const Element* x = scores + batch * batch_stride + (row - batch * places) * place_stride;
     Sum own = {LEAST, 0};
-    for (unsigned start = threadIdx.x; start < classes; start += 4 * THREADS) {
-      float values[4];
+    for (unsigned start = threadIdx.x; start < classes; start += EACH * THREADS) {
+      float values[EACH];
       float most = own.most;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < EACH; ++i) {
         unsigned column = start + i * THREADS;
         values[i] = column < classes ? widened(x[column]) : LEAST;
         if (values[i] > most || values[i] != values[i]) most = values[i];
@@ -51,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       if (most == LEAST) continue;
       float sum = own.sum * expf(own.most - most);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum += expf(values[i] - most);
+      for (int i = 0; i < EACH; ++i) sum += expf(values[i] - most);
       own = {most, sum};
     }
     sums[threadIdx.x] = own;

@@ -18,6 +18,7 @@ from irpar.runtime.engines.staging import Staging
 from irpar.runtime.errors import EngineError, RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, ThreadGroup
+from irpar.runtime.warm import warm
 from irpar.sharding import Mesh
 from irpar.verification.inputs import random_inputs
 from tests.command_line import call
@@ -118,6 +119,14 @@ def test_an_index_outside_is_told_with_the_node(operator: str) -> None:
             with pytest.raises(RunError, match=r"an index is outside \[-100, 99\] on axis 0") as raised:
                 executor.run({"x": x, "i": wrong})
             assert raised.value.where == "node /pick"
+
+
+def test_what_is_compiled_ahead(tmp_path: Path) -> None:
+    models.save(tmp_path / "gpt.onnx", "gpt", dtype="float16")
+    irpar.partition(irpar.train_step(tmp_path / "gpt.onnx"), "dp=2").save(tmp_path / "out")
+    warmed = warm(tmp_path / "out")
+    assert warmed.left == warmed.notes == []
+    assert warmed.segments >= warmed.parts
 
 
 def test_float8_is_computed_on_the_host_with_a_note() -> None:
