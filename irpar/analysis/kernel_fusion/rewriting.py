@@ -5,7 +5,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from irpar.analysis.segments import is_segment, stretches
-from irpar.ir import DOMAIN, Graph, Node, Strings, inherit
+from irpar.ir import DOMAIN, Graph, Node, Strings, captured_or_read, inherit
 from irpar.ir.module import IRPAR_OPSET
 
 from .attention import VERSION, Attention, Make, attentions
@@ -53,6 +53,8 @@ def _stretch_of(nodes: list[Node]) -> Stretch:
 
 def stand_ins(stretch: Stretch) -> list[Node]:
     """The nodes of a stretch for who runs them: one for each group in place of its nodes, which stay in their graph."""
+    captured = {value for node in stretch.nodes if node.holds_graphs for value in captured_or_read(node)}
+    stretch = replace(stretch, kept=stretch.kept | captured)
     units, _ = _units(stretch)
     return [node for unit in units for node in ([unit] if isinstance(unit, Node) else _stand_in(unit))]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from irpar.ir import Node, Value
+from irpar.ir import Graph, Node, Value
 from irpar.kernels import Kept, Kernel
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.sharding import option
@@ -23,6 +23,10 @@ class Arrays:
     """
 
     name = "numpy"
+
+    def nodes(self, graph: Graph) -> tuple[Node, ...]:
+        """The nodes of a nested graph or of a function's body, as they are computed."""
+        return tuple(graph)
 
     def host(self, value: Any) -> "np.ndarray[Any, Any]":
         """A tensor as a numpy array, whose numbers can be read."""

@@ -67,7 +67,7 @@ class Scope:
 
     def body(self, graph: Graph) -> "Body":
         """Compile a nested graph or a function's body."""
-        nodes, inputs = tuple(graph), tuple(graph.inputs)
+        nodes, inputs = self.arrays.nodes(graph), tuple(graph.inputs)
         self.place(inputs, nodes, graph.outputs)
         return Body(nodes, inputs, graph.outputs, graph.constants, self)
 

@@ -9,7 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from irpar.ir import DType, Node, Value, tensor_type
+from irpar.analysis.kernel_fusion import Stretch, stand_ins
+from irpar.ir import DType, Graph, Node, Value, tensor_type
 from irpar.kernels import Kept, Kernel, KernelError, cuda
 from irpar.kernels.faults import FAULTS
 from irpar.kernels.registry import Signature
@@ -170,6 +171,10 @@ class DeviceArrays(Arrays):
         self._host_elements = host_elements
         self.word = word
         self.gpu: Callable[[], cuda.Gpu] | None = cuda.Gpus(module) if hasattr(module, "RawModule") else None
+
+    def nodes(self, graph: Graph) -> tuple[Node, ...]:
+        """See `Arrays.nodes`: nodes that one kernel computes are one."""
+        return tuple(stand_ins(Stretch(tuple(graph), {*graph.outputs})))
 
     # -- moving ---------------------------------------------------------------------------------------------------
 

@@ -405,3 +405,27 @@ def test_state_of_one_rank_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) 
     state = sum(array.nbytes for array in expected.values())
     assert sum(copied) <= given + 64 + state  # Reading it all is the end of it.
     partition.close()
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_kernels_around_and_in_bodies(taken: bool) -> None:
+    """A body reads what a kernel computes among other things, and has kernels of its own."""
+    text = """
+        graph @one(%x: f32[100], %c: bool[]) -> (%y) opset 21 {
+          %a = Tanh(%x) : f32[100]
+          %b = Exp(%a) : f32[100]
+          %d = Neg(%b) : f32[100]
+          %i = If(%c) {then_branch=graph @then() -> (%t) {
+            %s = Add(%b, %x) : f32[100]
+            %t = Sqrt(%s) : f32[100]
+          }, else_branch=graph @else() -> (%e) {
+            %e = Abs(%a) : f32[100]
+          }} : f32[100]
+          %y = Add(%i, %d) : f32[100]
+        }
+    """
+    x = np.linspace(0.1, 1, 100, dtype=np.float32)
+    a = np.tanh(x)
+    results, notes = run_text(text, {"x": x, "c": np.array(taken)})
+    np.testing.assert_allclose(results["y"], (np.sqrt(np.exp(a) + x) if taken else a) - np.exp(a), rtol=1e-5)
+    assert notes == ()
