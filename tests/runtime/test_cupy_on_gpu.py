@@ -203,3 +203,22 @@ def test_the_command_line_chooses_the_device(tmp_path: Path, capsys: pytest.Capt
     code, told, _ = call(capsys, "verify", out, "--strict", "--json")
     assert code == 0
     assert json.loads(told)["notes"] == []
+
+
+def test_tf32_is_used_where_it_is_asked_for_alone() -> None:
+    text = """
+        graph @product(%a: f32[256, 512], %b: f32[512, 256]) -> (%y) opset 21 {
+          %y = MatMul(%a, %b) : f32[256, 256]
+        }
+    """
+    random = np.random.default_rng(0)
+    inputs = {name: random.standard_normal(shape, np.float32) for name, shape in (("a", (256, 512)), ("b", (512, 256)))}
+    exact = inputs["a"].astype(np.float64) @ inputs["b"].astype(np.float64)
+    errors = []
+    for options in ({}, {"tf32": True}):
+        with Executor(module(text), Mesh({"x": 1}), engine="cupy", **options) as executor:
+            # The first run is not captured, the second is, the third is a replay.
+            runs = [executor.run(inputs)["y"] for _ in range(3)]
+        errors.append([float(abs(run - exact).max()) for run in runs])
+    assert max(errors[0]) < 2e-4
+    assert min(errors[1]) > 10 * max(errors[0])
