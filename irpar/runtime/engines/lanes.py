@@ -22,9 +22,10 @@ class RankStream:
 
     Attributes:
         turn: held by the thread that works on it.
-        reached: events that mark how far others' streams and this one have come.
+        reached: an event that marks how far a stream has come.
         recording: the capture that is made of what it is given; None: it does what it is given.
         lent: ids of memory that replays of CUDA graphs write to; of some that is gone too.
+        latest: a stream that comes after all that the rank gave to any; None: it gave nothing yet.
     """
 
     def __init__(self, cupy: Any, device: int) -> None:
@@ -33,15 +34,29 @@ class RankStream:
         self.turn = threading.RLock()
         self.recording: Recording | None = None
         self.lent: set[int] = set()
+        self.latest: Any = None
         self._memory: GraphMemory | None = None
         with cupy.cuda.Device(device):
             self.stream = cupy.cuda.Stream(non_blocking=True)
             self.staging = Staging(cupy, self.stream)
-            self.reached = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
+            self.reached = cupy.cuda.Event(disable_timing=True)
 
-    def copy(self, target: int, source: int, size: int) -> None:
-        """Let its stream copy bytes from one address of its device to another."""
-        self._cupy.cuda.runtime.memcpyAsync(target, source, size, _ON_DEVICE, self.stream.ptr)
+    def copy(self, target: int, source: int, size: int, stream: Any) -> None:
+        """Let a stream copy bytes from one address of its device to another."""
+        self._cupy.cuda.runtime.memcpyAsync(target, source, size, _ON_DEVICE, stream.ptr)
+
+    def fill(self, address: int, array: "np.ndarray[Any, Any]", stream: Any) -> None:
+        """Let a stream that comes after all before bring the numbers of an array to an address of its device."""
+        self.staging.stream = stream
+        self.staging.fill(address, array)
+        self.staging.stream = self.stream
+
+    def precede(self, stream: Any) -> None:
+        """Let a stream come after all that the rank gave to any."""
+        if self.latest is not None and self.latest != stream:
+            self.reached.record(self.latest)
+            stream.wait_event(self.reached)
+        self.latest = stream
 
     @contextmanager
     def captured(self) -> Iterator[Recording]:
@@ -89,9 +104,13 @@ class Lanes:
         lane = self._lanes.get(rank) or self._lane(rank, self.device_of(rank))
         return Work(self, lane)
 
-    def beside(self, rank: int) -> "Order":
-        """In here the calling thread gives a rank's stream work, in order with that of the current one, which stays."""
-        return Order(self.cupy, self._lanes.get(rank) or self._lane(rank, self.device_of(rank)))
+    @contextmanager
+    def beside(self, rank: int) -> Iterator[RankStream]:
+        """In here the calling thread gives the current stream what a rank computes, where all lies on one device."""
+        lane = self._lanes.get(rank) or self._lane(rank, self.device_of(rank))
+        with lane.turn:
+            lane.precede(self.cupy.cuda.get_current_stream())
+            yield lane
 
     @contextmanager
     def preparing(self, device: int) -> Iterator[None]:
@@ -173,8 +192,9 @@ class Work:
         self._device.__enter__()
         if not self._alone:
             self._outer = lanes.cupy.cuda.get_current_stream()
-            lane.reached[0].record(self._outer)
-            lane.stream.wait_event(lane.reached[0])
+            lane.precede(self._outer)
+            lane.reached.record(self._outer)
+            lane.stream.wait_event(lane.reached)
         lane.stream.__enter__()
         self._precision.__enter__()
         lanes.current.lane = lane
@@ -185,41 +205,10 @@ class Work:
         try:
             self._precision.__exit__(*raised)
             lane.stream.__exit__(*raised)
+            if not self._alone:
+                lane.latest = lane.stream
             if not self._alone and raised[0] is None:
-                lane.reached[1].record(lane.stream)
-                self._outer.wait_event(lane.reached[1])
+                lane.precede(self._outer)
             self._device.__exit__(*raised)
-        finally:
-            lane.turn.release()
-
-
-class Order:
-    """As `Work`, where nothing asks for the current device or stream.
-
-    Args:
-        cupy: the module.
-        lane: the stream.
-    """
-
-    __slots__ = ("_cupy", "_lane", "_outer")
-
-    def __init__(self, cupy: Any, lane: RankStream) -> None:
-        self._cupy = cupy
-        self._lane = lane
-        self._outer: Any = None
-
-    def __enter__(self) -> RankStream:
-        lane = self._lane
-        lane.turn.acquire()
-        self._outer = self._cupy.cuda.get_current_stream()
-        lane.reached[0].record(self._outer)
-        lane.stream.wait_event(lane.reached[0])
-        return lane
-
-    def __exit__(self, *_: Any) -> None:
-        lane = self._lane
-        try:
-            lane.reached[1].record(lane.stream)
-            self._outer.wait_event(lane.reached[1])
         finally:
             lane.turn.release()

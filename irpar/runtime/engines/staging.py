@@ -36,11 +36,14 @@ class Staging:
     """The pinned buffers of one stream: two for what goes to the device, in turn, and one for what comes back.
 
     Not for several threads at once.
+
+    Attributes:
+        stream: that; it may become another which comes after all that it was given.
     """
 
     def __init__(self, cupy: Any, stream: Any, block_bytes: int = BLOCK_BYTES) -> None:
         self._cupy = cupy
-        self._stream = stream
+        self.stream = stream
         self._size = block_bytes
         self._up: list[_Block] = []
         self._down: _Block | None = None
@@ -83,7 +86,7 @@ class Staging:
 
     def _finish(self, block: _Block, pending: list[tuple[Bytes, int]]) -> None:
         """Wait for the copies to the host, and hand out what they brought."""
-        self._stream.synchronize()
+        self.stream.synchronize()
         for target, place in pending:
             target[:] = block.bytes[place : place + len(target)]
         pending.clear()
@@ -100,7 +103,7 @@ class Staging:
         place = self._up[0].take(size)
         if place is None:
             # The full buffer rests until the copies out of it are done; the other one has had as long for its own.
-            self._up[0].free.record(self._stream)
+            self._up[0].free.record(self.stream)
             self._up.reverse()
             self._up[0].free.synchronize()
             self._up[0].used = 0
@@ -109,7 +112,7 @@ class Staging:
         return self._up[0], place
 
     def _copy(self, target: int, source: int, size: int, kind: int) -> None:
-        self._cupy.cuda.runtime.memcpyAsync(target, source, size, kind, self._stream.ptr)
+        self._cupy.cuda.runtime.memcpyAsync(target, source, size, kind, self.stream.ptr)
 
 
 def _bytes_of(array: "np.ndarray[Any, Any]") -> Bytes:

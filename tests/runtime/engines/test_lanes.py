@@ -69,6 +69,25 @@ def test_a_rank_computes_after_and_before_what_others_do(meets_others: bool) -> 
     assert streams.log == (around if meets_others else work)
 
 
+def test_what_the_current_stream_is_given_comes_in_order_too() -> None:
+    streams = Streams()
+    lanes = Lanes(streams, lambda rank: 0, True)
+    with lanes.of(0):
+        pass
+    streams.log.clear()
+    with lanes.beside(0):
+        assert streams.log == []  # It comes after the rank's own stream already.
+    streams.outer = Stream(streams, "another")
+    with lanes.beside(0), lanes.beside(0):
+        assert streams.log == ["another waits for outer"]
+    streams.log.clear()
+    with pytest.raises(KeyError), lanes.of(0):
+        raise KeyError
+    with lanes.beside(0):
+        pass
+    assert streams.log == ["stream 1 waits for another", "work on stream 1", "another waits for stream 1"]
+
+
 def test_each_rank_has_a_stream_and_what_all_read_is_waited_for() -> None:
     streams = Streams()
     lanes = Lanes(streams, lambda rank: rank, False)

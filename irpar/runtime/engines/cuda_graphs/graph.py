@@ -86,26 +86,27 @@ class CapturedGraph:
             held[slot] = held[source]
 
     def replay_whole(self, held: list[Any], lane: RankStream, empty: Callable[..., Any]) -> list[Any] | None:
-        """Run it, and give what leaves the segment; None, and nothing done, where an input takes more than a copy.
+        """Run it on the stream that is current, and give what leaves the segment.
 
-        Nothing in here asks for the current stream but what is allocated.
+        None, and nothing done, where an input takes more than a copy.
         """
         if self.exits is None:
             return None
+        stream = lane.latest
         for slot, _, address, size in self._copied:
             value = held[slot]
             if isinstance(value, np.ndarray):
-                lane.staging.fill(address, value)
+                lane.fill(address, value, stream)
             elif isinstance(value, Held) or not value.flags.c_contiguous or value.data.device_id != lane.device:
                 return None
             elif size:
-                lane.copy(address, value.data.ptr, size)
-        self._graph.launch(lane.stream)
+                lane.copy(address, value.data.ptr, size, stream)
+        self._graph.launch(stream)
         found = []
         for array, source, size in self.exits:
             if size:
                 made = empty(array.shape, array.dtype)
-                lane.copy(made.data.ptr, array.data.ptr, size)
+                lane.copy(made.data.ptr, array.data.ptr, size, stream)
                 found.append(made)
             else:
                 found.append(held[source] if array is None else array)
@@ -125,6 +126,6 @@ def _copy(lane: RankStream, value: Any, array: Any, address: int, size: int) -> 
     elif value is not array and size:
         found = value if value.data.device_id == lane.device else value.copy()
         if found.flags.c_contiguous:
-            lane.copy(address, found.data.ptr, size)
+            lane.copy(address, found.data.ptr, size, lane.stream)
         else:
             array[...] = found

@@ -143,7 +143,7 @@ class Runner:
         if not array.flags.c_contiguous or not array.size:
             return array.copy(order="K")
         found = self._arrays.module.empty(array.shape, array.dtype)
-        lane.copy(found.data.ptr, array.data.ptr, array.nbytes)
+        lane.copy(found.data.ptr, array.data.ptr, array.nbytes, lane.stream)
         return found
 
     # -- steps ----------------------------------------------------------------------------------------------------
