@@ -17,7 +17,7 @@ from .gpu import Gpu
 from .programs import Program
 from .registry import cuda_kernel
 
-_ELEMENTS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(ml_dtypes.bfloat16): 2}
+ELEMENTS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(ml_dtypes.bfloat16): 2}
 """What `ELEMENT` is in the programs."""
 CUDA_MASKS = {
     np.dtype(np.bool_): 1,
@@ -87,7 +87,7 @@ class Call:
     def defines(self, dtype: "np.dtype[Any]", of: Sizes) -> dict[str, Any]:
         """What the programs are told."""
         return {
-            "ELEMENT": _ELEMENTS[dtype],
+            "ELEMENT": ELEMENTS[dtype],
             "HEAD": of.head,
             "VALUE_HEAD": of.value_head,
             "MASK": 0 if self.mask is None else CUDA_MASKS[self.mask.dtype],
@@ -130,7 +130,7 @@ def attention(
     """y, present key, present value; see `irpar.kernels.attention.attention`."""
     if n_outputs > 3 or qk_matmul_output_mode not in (0, 1, 2, 3) or softmax_precision not in (None, _FLOAT):
         return None
-    if q.dtype not in _ELEMENTS or any(x is not None and x.dtype != q.dtype for x in (k, v, past_key, past_value)):
+    if q.dtype not in ELEMENTS or any(x is not None and x.dtype != q.dtype for x in (k, v, past_key, past_value)):
         return None
     queries, key, value = _by_heads(q, q_num_heads), _by_heads(k, kv_num_heads), _by_heads(v, kv_num_heads)
     if queries is None or key is None or value is None:

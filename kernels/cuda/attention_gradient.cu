@@ -130,7 +130,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   begin = begin / COLUMNS * COLUMNS;
 
-  float sums[SIZE / 8][4] = {}, value_sums[OF_KEYS ? VALUE_SIZE / 8 : 1][4] = {};
+  float sums[SIZE / 8][4] = {};
+#if OF_KEYS
+  float value_sums[VALUE_SIZE / 8][4] = {};
+#endif
 
   for (int member = 0; member < (OF_KEYS ? group : 1); ++member) {
     const int head = OF_KEYS ? own_head * group + member : own_head;

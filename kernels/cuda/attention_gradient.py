@@ -1,4 +1,4 @@
-"""Attention for training, of 16-bit elements: nothing of the size of its scores is written, in either direction."""
+"""Attention for training: nothing of the size of its scores is written, in either direction."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +8,7 @@ import numpy as np
 from ..registry import Array
 from .attention import (
     CUDA_MASKS,
+    ELEMENTS,
     Call,
     Sizes,
     aligned,
@@ -25,7 +26,8 @@ from .registry import cuda_kernel
 
 _LONGEST_HEAD = 128
 """Longer ones leave no registers for the sums of k and v."""
-_ROWS, _WARPS = 64, 4
+_ROWS = 64
+"""Of a block's own."""
 _FLOAT = np.dtype(np.float32)
 
 
@@ -33,7 +35,7 @@ def _prepared(
     gpu: Gpu, q: Array, k: Array, v: Array, mask: Array | None, scale: float, is_causal: int
 ) -> tuple[Sizes, Call] | None:
     """Sizes and what is computed beside the products; None where it is nothing for these kernels."""
-    if q.dtype == _FLOAT or any(x.ndim != 4 or x.dtype != q.dtype for x in (q, k, v)):
+    if q.dtype not in ELEMENTS or any(x.ndim != 4 or x.dtype != q.dtype for x in (q, k, v)):
         return None
     of = sizes_of(q, k, v, None, None, mask)
     if of is None or not fits(of) or max(of.head, of.value_head) > _LONGEST_HEAD or of.seen != of.keys:
@@ -42,6 +44,8 @@ def _prepared(
         if mask.dtype not in CUDA_MASKS:
             return None
         mask = gpu.module.broadcast_to(mask, (of.batch, of.heads, of.queries, of.keys))
+    if _shared_bytes(of, q.dtype) > gpu.shared_bytes:
+        return None
     return of, Call(mask, None, 0, -1, 0 if is_causal else -1, scale, 0.0)
 
 
@@ -89,10 +93,9 @@ def attention_gradient(
     steps = [stride for x in operands for stride in strides_of(x)[:3]]
     counts = [np.int32(count) for count in (of.group, of.queries, of.keys)]
     first, second = (_program(of, call, q.dtype, of_keys) for of_keys in (0, 1))
-    shared = _shared_bytes(of)
-    threads = _WARPS * 32
+    shared, threads = _shared_bytes(of, q.dtype), 256 if q.dtype == _FLOAT else 128
 
-    blocks = -(-of.queries // _WARPS), of.heads, of.batch
+    blocks = -(-of.queries // (threads // 32)), of.heads, of.batch
     gradient = operands[3]
     given = [y, gradient, means, np.int32(of.queries), *strides_of(y)[:3], *strides_of(gradient)[:3]]
     gpu.launch(first, "mean_gradients", blocks, threads, given)
@@ -111,10 +114,15 @@ def _columns(of: Sizes) -> int:
 
 def _program(of: Sizes, call: Call, dtype: "np.dtype[Any]", of_keys: int) -> Program:
     defines = call.defines(dtype, of)
+    if dtype == _FLOAT:
+        return Program.file("attention_gradient_f32.cu", **defines, OF_KEYS=of_keys)
     return Program.file("attention_gradient.cu", **defines, OF_KEYS=of_keys, COLUMNS=_columns(of))
 
 
-def _shared_bytes(of: Sizes) -> int:
+def _shared_bytes(of: Sizes, dtype: "np.dtype[Any]") -> int:
+    """Of a block: its own rows, two tiles, and in float32 the factors of both."""
+    if dtype == _FLOAT:
+        return 4 * ((_ROWS + 2 * 32) * (of.head + of.value_head + 8) + 2 * _ROWS * (32 + 4))
     return 2 * (_ROWS + 2 * _columns(of)) * (padded(of.head) + padded(of.value_head) + 16)
 
 
@@ -125,3 +133,7 @@ def all_programs() -> Iterator[Program]:
             sizes = {"HEAD": head, "VALUE_HEAD": head, "OF_KEYS": of_keys, "COLUMNS": 64 if head <= 64 else 32}
             defines: dict[str, Any] = {"ELEMENT": element, "MASK": mask, "SHAPED": int(mask > 0), **sizes}
             yield Program.file("attention_gradient.cu", **defines)
+    for mask, head in ((0, 64), (2, 128)):
+        for of_keys in (0, 1):
+            floats: dict[str, Any] = {"HEAD": head, "VALUE_HEAD": head, "OF_KEYS": of_keys}
+            yield Program.file("attention_gradient_f32.cu", ELEMENT=0, MASK=mask, SHAPED=int(mask > 0), **floats)

@@ -17,6 +17,7 @@ from irpar.onnx_io import to_module
 from irpar.passes.fold_constants import FoldConstants
 from irpar.passes.infer_types import InferTypes
 from irpar.verification.inputs import random_inputs
+from tests.runtime.devices import strict_device
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EXPORTS = {
@@ -290,11 +291,34 @@ def test_what_is_no_gradient(old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["gpt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "bert", "vit"))]
+    ("name", "options"),
+    [
+        ("gpt", {"precision": "bf16"}),
+        *(
+            pytest.param(name, options, marks=pytest.mark.slow)
+            for name, options in (("gpt", {}), ("llama", {"precision": "fp16"}), ("bert", {}), ("vit", {}))
+        ),
+    ],
+    ids=str,
 )
-def test_training_steps(name: str) -> None:
-    step = irpar.train_step(to_module(models.build(name)), loss="cross_entropy", precision="bf16")
+def test_training_steps(name: str, options: dict[str, str]) -> None:
+    step = irpar.train_step(to_module(models.build(name)), loss="cross_entropy", **options)
     graph = irpar.partition(step, "d=1").executor("numpy").parts[0].graph
     nodes = stand_ins(Stretch(list(graph), set(graph.outputs)))
     kinds = [node.op_type for node in nodes]
     assert kinds.count("AttentionForward") == kinds.count("AttentionGradient") == BUILT[name]
+
+
+@pytest.mark.slow
+def test_a_training_step_gives_the_same() -> None:
+    step = irpar.train_step(to_module(models.build("bert")), loss="cross_entropy")
+    partition = irpar.partition(step, "d=1")
+    expected_by = partition.executor("numpy")
+    assert partition.module is not None
+    inputs = random_inputs(expected_by.inputs, partition.module.graph)
+    expected = expected_by.run(inputs)
+    with strict_device():
+        found = partition.executor("cupy").run(inputs)
+    for name, right in expected.items():
+        largest = max(1e-6, float(np.abs(right).max())) if right.size else 1.0
+        np.testing.assert_allclose(found[name], right, rtol=0, atol=1e-5 * largest, err_msg=name)

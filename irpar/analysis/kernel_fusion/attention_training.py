@@ -33,7 +33,8 @@ from .attention import (
     unread_with,
 )
 
-_DTYPES = (DType.F16, DType.BF16)
+_SMALL = (DType.F16, DType.BF16)
+_DTYPES = (*_SMALL, DType.F32)
 _MULTIPLE, _LONGEST = 8, 128
 """What device kernels of gradients take: the sizes of heads."""
 
@@ -203,7 +204,7 @@ class _Pair:
     def _users(self) -> tuple[Value, list[Node]]:
         """The weights as they are multiplied, and who else reads them: the gradient of the softmax."""
         users = list(self.weights.users)
-        casts = [node for node in users if node.identity == ("", "Cast") and node.result.dtype in _DTYPES]
+        casts = [node for node in users if node.identity == ("", "Cast") and node.result.dtype in _SMALL]
         if len(casts) == 1:
             self.forward.append(casts[0])
             users.remove(casts[0])
