@@ -1,5 +1,6 @@
 """Every kernel on a stand-in for a device's arrays: nothing mixes with numpy's, nothing is converted unasked."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ from tests.strict_device import DTYPES, STRICT, StrictArray
 from .conformance import EXCLUDED, Call, Case, cases, onnx_cases
 
 FEWEST_CASES = 1550
+MOST_CAPTURED = 8
 SMALL_RTOL = {np.dtype(np.float16): 2 * 2.0**-10, np.dtype(ml_dtypes.bfloat16): 2 * 2.0**-7}
 
 
@@ -103,34 +105,22 @@ SPLITTING = {
 
 
 def test_kernels_can_be_captured_but_where_they_cannot() -> None:
-    splitting = set()
+    """A few cases of each operator: where problems are noted, no kernel reads numbers that lie on the device."""
+    splitting, tried = set(), Counter[str]()
     for case in cases():
-        if case.name not in EXCLUDED and is_possible(case) and len(case.calls) == 1:
+        op_type = case.calls[0].kernel.op_type
+        if len(case.calls) == 1 and case.name not in EXCLUDED and is_possible(case) and tried[op_type] < MOST_CAPTURED:
+            tried[op_type] += 1
             word, stream = StrictArray(np.zeros(1, bool)), STRICT.cuda.Stream()
             stream.begin_capture()
             try:
                 with FAULTS.noted(lambda problem, word=word: word):
                     run(case)
             except strict_graphs.RefusedError:
-                splitting.add(case.calls[0].kernel.op_type)
+                splitting.add(op_type)
             finally:
                 stream.end_capture()
     assert splitting == SPLITTING.keys()
-
-
-def test_no_kernel_waits_where_problems_are_noted() -> None:
-    words: dict[str, StrictArray] = {}
-    noted = 0
-    for case in cases():
-        if case.name not in EXCLUDED and is_possible(case) and case.calls[0].kernel.op_type in WAITING:
-            before, word = StrictArray.reads, StrictArray(np.zeros(1, bool))
-            words.clear()
-            with FAULTS.noted(lambda problem, word=word: words.setdefault(problem, word)):
-                run(case)
-            assert StrictArray.reads == before, case.name
-            assert not word._array[0], words
-            noted += len(words)
-    assert noted
 
 
 def test_a_problem_is_noted_on_the_device() -> None:
