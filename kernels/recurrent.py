@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from .activation import sigmoid_of, softplus_of
-from .gemm import product
+from .gemm import for_product, product
 from .operands import check_same_dtype, narrow, one_of, widen
 from .registry import Array, ArrayModule, kernel
 
@@ -96,14 +96,15 @@ class Layer:
         one_of("direction", direction, ("forward", "reverse", "bidirectional"))
         one_of("layout", layout, (0, 1))
         check_same_dtype(*operands, bias, *initial)
-        x, w, r = (widen(operand) for operand in operands)
+        # The state is as wide as it is computed, and what it is multiplied with.
+        x, w, r = for_product(xp, operands[0]), for_product(xp, operands[1]), widen(operands[2])
         directions, hidden = 2 if direction == "bidirectional" else 1, r.shape[2]
         if w.shape[0] != directions or r.shape[0] != directions or hidden_size not in (None, hidden):
             raise ValueError(f"weights {w.shape} and {r.shape} do not fit {direction!r} and hidden_size={hidden_size}")
         x = xp.swapaxes(x, 0, 1) if layout else x
-        biases = xp.zeros((directions, 2 * w.shape[1]), dtype=x.dtype) if bias is None else widen(bias)
+        biases = xp.zeros((directions, 2 * w.shape[1]), dtype=r.dtype) if bias is None else widen(bias)
         states = tuple(
-            xp.zeros((directions, x.shape[1], hidden), dtype=x.dtype)
+            xp.zeros((directions, x.shape[1], hidden), dtype=r.dtype)
             if state is None
             else (xp.swapaxes(widen(state), 0, 1) if layout else widen(state))
             for state in initial
@@ -128,7 +129,7 @@ class Layer:
 
     def _run_direction(self, d: int, step: Step, backwards: bool) -> tuple[Array, State]:
         xp = self.xp
-        products = product(xp, self.x, self.w[d].T) + self.w_bias[d]
+        products = product(xp, self.x, self.w[d].T, self.r.dtype) + self.w_bias[d]
         state = tuple(initial[d] for initial in self.initial)
         outputs: list[Array] = [None] * len(products)
         for t in reversed(range(len(products))) if backwards else range(len(products)):
@@ -282,7 +283,7 @@ def lstm(
     functions = _activations(xp, names, activation_alpha, activation_beta, clip)
     unclipped = _activations(xp, names, activation_alpha, activation_beta, None)
     n = layer.r.shape[2]
-    peep = xp.zeros((len(layer.w), 3 * n), dtype=layer.x.dtype) if peepholes is None else widen(peepholes)
+    peep = xp.zeros((len(layer.w), 3 * n), dtype=layer.r.dtype) if peepholes is None else widen(peepholes)
 
     def step_of(d: int) -> Step:
         f, g, _ = functions[3 * d : 3 * d + 3]
