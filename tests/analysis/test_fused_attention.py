@@ -90,8 +90,38 @@ def test_a_scale_and_a_mask_that_is_added() -> None:
         %y = MatMul(%p, %w)
     """
     found = fused(body, inputs)
-    assert "Attention(%q, %y_transpose, %w, %m) {scale=0.125}" in found
-    assert "Softmax" not in found
+    assert found.splitlines() == [
+        "%y_transpose = Transpose(%k) {perm=[0, 2, 1, 3]} : f32[2, 3, 8, 16]",
+        "%y = Attention(%q, %y_transpose, %v, %m) {scale=0.125} : f32[2, 6, 8, 24]",
+    ]
+
+
+def test_keys_that_are_scaled_and_turned_behind_their_repetition() -> None:
+    body = """
+        %two = constant : i64[1] [2]
+        %half = constant : f32[] 0.5
+        %wide = constant : i64[5] [2, 3, 4, 8, 16]
+        %ku = Unsqueeze(%k, %two)
+        %ke = Expand(%ku, %wide)
+        %kt = Transpose(%ke) {perm=[0, 1, 2, 4, 3]}
+        %km = Mul(%kt, %half)
+        %turned = constant : i64[4] [2, 12, 16, 8]
+        %kr = Reshape(%km, %turned)
+        %vu = Unsqueeze(%v, %two)
+        %ve = Expand(%vu, %wide)
+        VALUES
+        %joined = constant : i64[4] [2, 12, 8, 16]
+        %vr = Reshape(%vm, %joined)
+        %qm = Mul(%q, %half)
+        %s = MatMul(%qm, %kr)
+        %p = Softmax(%s) {axis=-1}
+        %y = MatMul(%p, %vr)
+    """
+    inputs = "%q: f32[2, 12, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 16]"
+    found = fused(body.replace("VALUES", "").replace("%vm", "%ve"), inputs)
+    assert found == "%y = Attention(%q, %k, %v) {scale=0.25} : f32[2, 12, 8, 16]"
+    scaled = fused(body.replace("VALUES", "%vm = Mul(%ve, %half)"), inputs)
+    assert "Attention(%q, %y_transpose, %vr) {scale=0.5}" in scaled, "values have no scale"
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,9 @@ class Finder:
             return None
         q, k = operands
         v, result = weighted
-        k, v = _without_repeats(k, v, q.shape[1])
+        k, v, factor = _without_repeats(k, v)
+        self.scale *= factor
+        k = self._plain(k)
         made = Attention((), q, k, v, tuple(self.masks), self.is_causal, self.scale, self.softcap, result)
         if not fit(made):
             return None
@@ -483,33 +485,44 @@ def _guarded(weights: Value, inside: dict[Node, int]) -> tuple[Node, Node] | Non
     return None
 
 
-def _without_repeats(k: View, v: View, heads: int) -> tuple[View, View]:
-    """Keys and values before each of their heads was repeated for a group of queries' heads."""
-    fewer = tuple(_unrepeated(view) for view in (k, v))
-    if fewer[0] is None or fewer[1] is None or fewer[0].shape[1] != fewer[1].shape[1]:
-        return k, v
-    return fewer[0], fewer[1]
+def _without_repeats(k: View, v: View) -> tuple[View, View, float]:
+    """Keys and values before their heads were repeated for groups of heads of queries, and a factor of the keys."""
+    keys, values = _unrepeated(k), _unrepeated(v)
+    if keys is None or values is None or keys[0].shape[1] != values[0].shape[1] or values[1] != 1:
+        return k, v, 1.0
+    return keys[0], values[0], keys[1]
 
 
-def _unrepeated(view: View) -> View | None:
-    """[b, h, s, d] of Reshape(Expand([b, h, 1, s, d] to [b, h, g, s, d])) as [b, h * g, s, d], and of a Concat of g."""
-    if view.order is not None:
+def _unrepeated(view: View) -> tuple[View, float] | None:
+    """[b, h, s, d] of Reshape(Expand([b, h, 1, s, d] to [b, h, g, s, d])) as [b, h * g, s, d], and a factor of it.
+
+    Or of the Expand itself. Between the two the last two dims may change places, and a number multiply all.
+    """
+    value: Value | None = view.value
+    reshape = view.value.node
+    if len(view.shape) == 4 and reshape is not None and reshape.identity == ("", "Reshape"):
+        value = reshape.operand(0)
+    if value is None or not value.is_static or len(value.shape) != 5:
         return None
-    value = view.value
-    if value.node is not None and value.node.identity == ("", "Reshape") and len(value.shape) == 4:
-        before = value.node.operand(0)
-        if before is None or not before.is_static or math.prod(before.shape[1:-2]) != value.shape[1]:
+    batch, heads, group, *rest = value.shape
+    if view.value.shape not in (value.shape, (batch, heads * group, *rest)):
+        return None
+    factor, is_turned = 1.0, False
+    while (node := value.node) is not None and node.identity != ("", "Expand"):
+        following, own = factor_of(node)
+        if node.identity == ("", "Transpose") and permutation(node) == (0, 1, 2, 4, 3):
+            following, is_turned = node.operand(0), not is_turned
+        if following is None or not following.is_static or len(following.shape) != 5:
             return None
-        value = before
-    if len(value.shape) != 5 or value.node is None or value.node.identity != ("", "Expand"):
-        return None
-    one = value.node.operand(0)
+        value, factor = following, factor * own
+    one = None if node is None else node.operand(0)
     if one is None or not one.is_static or one.shape != (*value.shape[:2], 1, *value.shape[3:]) or one.node is None:
         return None
     source = one.node.operand(0) if one.node.identity in (("", "Unsqueeze"), ("", "Reshape")) else None
     if source is None or not source.is_static or source.shape != (*value.shape[:2], *value.shape[3:]):
         return None
-    return View(source)
+    found = View(source).transposed(KEYS_BY_PLACES) if is_turned else View(source)
+    return (found if view.order is None else found.transposed(view.order)), factor
 
 
 def _transposed_by_parts(node: Node, inside: dict[Node, int]) -> Value | None:
