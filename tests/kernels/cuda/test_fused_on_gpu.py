@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from irpar.kernels import cuda
+from irpar.kernels import cuda, lookup
 from tests.gpu import NEEDS_GPU, cupy
 
 from .random_expressions import Array, Example, draw
@@ -109,3 +109,18 @@ def test_results_over_operands() -> None:
         (y,) = kernel(gpu, [held], {"expression": lines}, 1, held) or ()
         assert y is held
         close(y.get(), Example(lines, (x,)).expected()[0], lines[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_products_with_what_follows(dtype: Any) -> None:
+    """A bias and Gelu by tanh, a bias and a residual; of columns that are no multiple of anything too."""
+    xp = cupy()
+    kernel = lookup("irpar", "FusedMatMul", 1)
+    assert kernel is not None
+    random = np.random.default_rng(9)
+    for columns in (64, 37):
+        a, b, bias, residual = numbers(random, dtype, (3, 50, 40), (40, columns), (columns,), (3, 50, columns))
+        for operands, attributes in (((a, b, bias), {"activation": "gelu_tanh"}), ((a, b, bias, residual), {})):
+            (found,) = kernel(xp, [xp.asarray(x) for x in operands], attributes, 1)
+            (expected,) = kernel(np, [x.astype(np.float64) for x in operands], attributes, 1)
+            close(found.get(), expected, f"{columns} {attributes}")
