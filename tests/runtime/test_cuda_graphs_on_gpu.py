@@ -110,6 +110,20 @@ def test_large_inputs_are_read_where_they_lie_until_they_move() -> None:
         np.testing.assert_allclose(y.get(), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_what_the_callers_streams_do_comes_before_and_after() -> None:
+    """A replay goes to the stream that is current, whichever that is."""
+    found = compiled(chain(40))
+    streams = [cupy().cuda.Stream(non_blocking=True) for _ in range(3)]
+    for run in range(30):
+        x = numbers(1024, seed=run)
+        with streams[run % 7 % 3] as stream:
+            given = cupy().asarray(x)
+            given += 1
+            (y,) = found.device.run([given])
+            y -= 1
+            np.testing.assert_allclose(y.get(stream=stream), found.expected(x)[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 def test_tokens_masks_and_lengths_are_read_anew(on_device: bool) -> None:
     found = compiled(TOKENS, keep_on_device=on_device)

@@ -455,6 +455,20 @@ def test_large_inputs_are_read_where_they_lie_until_they_move(launches: Callable
         np.testing.assert_array_equal(y._array, expected)
 
 
+def test_what_moves_seldom_is_not_copied(launches: Callable[[], int]) -> None:
+    large = compiled(LARGE, keep_on_device=True)
+    small = placed(numbers(3))
+    names = [value.name for value in large.segment.inputs]
+    for place in range(6):
+        given = {"x": placed(numbers(70000, seed=place)), "s": small}
+        for _ in range(piece.REPLAYS + 2):
+            large.device.run([given[name] for name in names])
+    (runner,) = large.device._runners.values()
+    (step,) = runner._steps
+    assert [value.name for value in step._bound] == ["x"]
+    assert sum(map(len, step._graphs.values())) == 1  # Those of arrays that are gone are let go.
+
+
 def test_large_inputs_from_the_host_are_copied_from_the_second_run_on(launches: Callable[[], int]) -> None:
     large = compiled(LARGE, keep_on_device=True)
     for run in range(4):

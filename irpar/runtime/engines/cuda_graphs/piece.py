@@ -1,7 +1,7 @@
 """A stretch of a segment that is captured, for one rank: its CUDA graphs, by what comes in."""
 
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -21,13 +21,14 @@ from .stretches import Stretch
 
 GRAPHS = 8
 """Graphs that are kept of a piece: as many shapes as a server's batches or a schedule of sequence lengths come in."""
+REPLAYS = 10
+"""What is captured pays if it is replayed so often: changes with as many replays between them do not add up."""
 MOVES = 3
 """An operand that lay elsewhere so often is copied to a place of the graph's from then on."""
 CHANGES = 8
 """Numbers that the host reads, and that were others so often, are no part of what is captured from then on."""
 CAPTURES = 32
-REPLAYS = 10
-"""A piece that was captured `CAPTURES` times is captured again only if it is replayed so often for each capture."""
+"""A piece that was captured so often is captured again only if it was replayed `REPLAYS` times for each capture."""
 _SEEN = 64
 
 
@@ -101,11 +102,13 @@ class Piece:
         self._graphs: weakref.WeakKeyDictionary[object, OrderedDict[Key, CapturedGraph]] = weakref.WeakKeyDictionary()
         self._seen: dict[Hashable, None] = {}
         self._last: Key | None = None
-        self._newest: tuple[Key | None, CapturedGraph | None, Callable[[], Arena | None]] = (None, None, _nothing)
+        self._newest: tuple[Key | None, Callable[[], CapturedGraph | None], Callable[[], Arena | None]]
+        self._newest = None, _nothing, _nothing
         self._numbers: list[bytes] = []
-        self._moved: dict[Value, int] = {}
-        self._changed: dict[Value, int] = {}
         self._captures = self._replays = 0
+        self._moved: Counter[Value] = Counter()
+        self._changed: Counter[Value] = Counter()
+        self._replays_before = 0
         self.changing: Value | None = None
         self._choose()
 
@@ -144,10 +147,18 @@ class Piece:
     def _note_changes(self, numbers: list[bytes]) -> None:
         for value, before, now in zip(self._on_host, self._numbers, numbers, strict=False):
             if before != now:
-                self._changed[value] = self._changed.get(value, 0) + 1
+                self._forgive()
+                self._changed[value] += 1
                 if self._changed[value] > CHANGES:
                     self.changing = value
         self._numbers = numbers
+
+    def _forgive(self) -> None:
+        """Forget moves and changes that many replays came after."""
+        if self._replays - self._replays_before >= REPLAYS:
+            self._moved.clear()
+            self._changed.clear()
+        self._replays_before = self._replays
 
     def find(self, key: Key, arena: Arena | None) -> CapturedGraph | None:
         """The graph for a key, that is replayed then."""
@@ -159,14 +170,15 @@ class Piece:
             del graphs[key]
             return None
         graphs.move_to_end(key)
-        self._newest = key, found, _nothing if arena is None else weakref.ref(arena)
+        self._newest = key, weakref.ref(found), _nothing if arena is None else weakref.ref(arena)
         self._replays += 1
         self._last = key
         return found
 
     def newest(self, held: list[Any], arena: Arena | None, writes_over: bool) -> CapturedGraph | None:
         """The graph that was replayed last, if it is the one for what a rank holds; waits for no device."""
-        key, graph, of_arena = self._newest
+        key, find, of_arena = self._newest
+        graph = find()
         if graph is None or not graph.is_alive or of_arena() is not arena:
             return None
         if any(not isinstance(held[slot], np.ndarray) for slot in self._host_slots):
@@ -189,8 +201,10 @@ class Piece:
         """Whether what is read where it lies does lie on the device; what often does not is copied there."""
         kind, arrays = self._arrays.module.ndarray, self._take_bound(held)
         elsewhere = [value for value, array in zip(self._bound, arrays, strict=True) if not isinstance(array, kind)]
-        self._moved.update({value: MOVES for value in elsewhere if value not in self._origins.states})
-        self._count_moves(elsewhere)
+        if elsewhere:
+            self._forgive()
+            self._moved.update({value: MOVES for value in elsewhere if value not in self._origins.states})
+            self._count_moves(elsewhere)
         return not elsewhere
 
     def lacks_room(self) -> None:
@@ -203,13 +217,15 @@ class Piece:
         if last is None or last.shapes != key.shapes or len(last.places) != len(key.places):
             return False
         pairs = zip(self._bound, last.places, key.places, strict=True)
-        return self._count_moves([value for value, before, now in pairs if before != now])
+        moved = [value for value, before, now in pairs if before != now]
+        if moved:
+            self._forgive()
+        return self._count_moves(moved)
 
     def _count_moves(self, moved: Iterable[Value]) -> bool:
         """Count that operands lay elsewhere; whether some are copied from now on."""
-        for value in moved:
-            self._moved[value] = self._moved.get(value, 0) + 1
-        bound = [value for value in self._bound if self._moved.get(value, 0) < MOVES]
+        self._moved.update(moved)
+        bound = [value for value in self._bound if self._moved[value] < MOVES]
         if len(bound) == len(self._bound):
             return False
         self._bound, self._was_run = bound, True
@@ -334,7 +350,6 @@ class Piece:
             del graphs[old]
         while len(graphs) > GRAPHS:
             graphs.popitem(last=False)
-        self._newest = None, None, _nothing
 
 
 def _nothing() -> None:
