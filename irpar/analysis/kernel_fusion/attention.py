@@ -11,108 +11,26 @@ A query that sees no key gets zeros, where Softmax of nothing but minus infinity
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
-import numpy as np
+from irpar.ir import Node, Value, captured_or_read, tensor_type
+from irpar.ops.facts import CannotTellError, int_attribute
 
-from irpar.ir import DType, Node, TensorType, Value, captured_or_read, tensor_type
-from irpar.ops.facts import CannotTellError, int_attribute, ints_attribute
-
-VERSION = 23
-"""The first version of the operator set that has Attention."""
-LOW = -1e4
-"""What is added to the score of a key that is not to be seen; its weight is zero then, rounded."""
-KEYS_BY_PLACES = (0, 1, 3, 2)
-"""The order of dims in which keys are multiplied, as a Transpose of (batch, heads, keys, size)."""
-_FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)
-
-
-@dataclass(frozen=True)
-class View:
-    """A value with its dims in another order; None: as they are."""
-
-    value: Value
-    order: tuple[int, ...] | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape in that order."""
-        shape = self.value.shape
-        return shape if self.order is None else tuple(shape[dim] for dim in self.order)
-
-    def transposed(self, order: Sequence[int]) -> "View":
-        """With its dims in another order again."""
-        before = self.order or tuple(range(len(order)))
-        both = tuple(before[dim] for dim in order)
-        return View(self.value, None if both == tuple(range(len(both))) else both)
-
-
-@dataclass(frozen=True)
-class Masked:
-    """A mask.
-
-    Attributes:
-        value: flags of the keys that are seen, or numbers that are added to scores.
-        negated: whether the flags are those of keys that are not seen.
-        low: one number that takes the place of the scores of keys that are not seen; None: minus infinity.
-    """
-
-    value: Value
-    negated: bool = False
-    low: Value | None = None
-
-    @property
-    def is_added(self) -> bool:
-        """Whether it is numbers, once it is written."""
-        return self.low is not None or self.value.dtype is not DType.BOOL
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Nodes that one Attention computes.
-
-    Attributes:
-        members: they, in order; what they alone read is among them.
-        q, k, v: (batch, heads, places, size).
-        masks: all of them hold.
-        is_causal: whether a query sees the keys up to its own place.
-        scale, softcap: of the scores; a softcap of 0 is none.
-        result: what it gives, in the order of `order`.
-    """
-
-    members: tuple[Node, ...]
-    q: View
-    k: View
-    v: View
-    masks: tuple[Masked, ...]
-    is_causal: bool
-    scale: float
-    softcap: float
-    result: View
-
-    @property
-    def last(self) -> Node:
-        """The last member."""
-        return self.members[-1]
-
-    def attributes(self) -> dict[str, object]:
-        """Those of the node."""
-        found: dict[str, object] = {"scale": self.scale}
-        if self.is_causal:
-            found["is_causal"] = 1
-        if self.softcap:
-            found["softcap"] = self.softcap
-        return found
-
-    def written(self, make: "Make") -> list[Node]:
-        """Nodes that take its place, in order."""
-        return written(self, make)
-
-    def operands(self) -> tuple[Value, ...]:
-        """What it reads."""
-        masks = (value for mask in self.masks for value in (mask.value, mask.low) if value is not None)
-        return (self.q.value, self.k.value, self.v.value, *masks)
+from .attention_form import FLOATS, KEYS_BY_PLACES, LOW, Attention, Masked, View, fit
+from .attention_values import (
+    factor_of,
+    guarded,
+    is_causal_flags,
+    is_causal_numbers,
+    leads_to_product,
+    number_of,
+    orders_of,
+    permutation,
+    transposed_by_parts,
+    unexpanded,
+    without_repeats,
+)
 
 
 def attentions(nodes: Sequence[Node], kept: Set[Value], version: int = 0) -> tuple[list[Attention], set[Node]]:
@@ -173,7 +91,7 @@ class Finder:
     def found(self) -> Attention | None:
         scores = self.softmax.operand(0)
         assert scores is not None
-        if not scores.is_static or len(scores.shape) != 4 or scores.dtype not in _FLOATS:
+        if not scores.is_static or len(scores.shape) != 4 or scores.dtype not in FLOATS:
             return None
         if int_attribute(self.softmax, "axis", -1 if self.softmax.version >= 13 else 1) not in (-1, 3):
             return None
@@ -184,7 +102,7 @@ class Finder:
             return None
         q, k = operands
         v, result = weighted
-        k, v, factor = _without_repeats(k, v)
+        k, v, factor = without_repeats(k, v)
         self.scale *= factor
         k = self._plain(k)
         made = Attention((), q, k, v, tuple(self.masks), self.is_causal, self.scale, self.softcap, result)
@@ -209,7 +127,7 @@ class Finder:
             following: Value | None
             if node.op_type in ("Cast", "Identity"):
                 following = node.operand(0)
-                if following is None or tensor_type(following.type) is None or following.dtype not in _FLOATS:
+                if following is None or tensor_type(following.type) is None or following.dtype not in FLOATS:
                     return None
             elif node.op_type == "Where" and not before_mask:
                 following = self._chosen(node)
@@ -232,7 +150,7 @@ class Finder:
                 continue
             if low == -math.inf:
                 self._hide(condition, negated)
-            elif _is_causal_flags(condition, negated):
+            elif is_causal_flags(condition, negated):
                 self.is_causal = True
             else:
                 self.masks.append(Masked(condition, negated, other))
@@ -243,12 +161,12 @@ class Finder:
         """The scores to which an Add adds something; what is added is a mask."""
         first, second = node.operands
         for scores, mask in ((first, second), (second, first)):
-            if scores is None or mask is None or not _leads_to_product(scores, self.inside):
+            if scores is None or mask is None or not leads_to_product(scores, self.inside):
                 continue
             flags = self._flags(mask)
             if flags is not None:
                 self._hide(*flags)
-            elif _is_causal_numbers(mask):
+            elif is_causal_numbers(mask):
                 self.is_causal = True
             else:
                 self.masks.append(Masked(mask))
@@ -268,12 +186,12 @@ class Finder:
 
     def _hide(self, flags: Value, negated: bool) -> None:
         """Note that flags hide keys; those of both a causal mask and another are told apart."""
-        flags = _unexpanded(flags, self.inside)
+        flags = unexpanded(flags, self.inside)
         node = flags.node
         parts = [flags]
         if not negated and node is not None and node in self.inside and node.identity == ("", "And"):
             parts = list(node.inputs)
-        rest = [part for part in parts if not _is_causal_flags(part, negated)]
+        rest = [part for part in parts if not is_causal_flags(part, negated)]
         if len(rest) == len(parts):
             rest = [flags]
         else:
@@ -318,7 +236,7 @@ class Finder:
         if first is None or second is None:
             return None
         if node.op_type == "Einsum":
-            orders = _orders(node, ("bhqd", "bhkd", "bhqk"))
+            orders = orders_of(node, ("bhqd", "bhkd", "bhqk"))
             if orders is None or orders[2] != (0, 1, 2, 3):
                 return None
             return self._plain(View(first).transposed(orders[0])), self._plain(View(second).transposed(orders[1]))
@@ -345,7 +263,7 @@ class Finder:
                     return view
                 view = View(value, order).transposed(view.order)
             elif node.op_type == "Reshape" and view.order == KEYS_BY_PLACES:
-                value = _transposed_by_parts(node, self.inside)
+                value = transposed_by_parts(node, self.inside)
                 if value is None:
                     return view
                 view = View(value)
@@ -359,7 +277,7 @@ class Finder:
         value = weights
         while True:
             users = value.users
-            guard = _guarded(value, self.inside)
+            guard = guarded(value, self.inside)
             if guard is not None:
                 self.path += [guard[0], guard[1]]
                 value = guard[1].result
@@ -370,7 +288,7 @@ class Finder:
             self.path.append(node)
             if node.op_type in ("Cast", "Identity"):
                 value = node.result
-                if tensor_type(value.type) is None or value.dtype not in _FLOATS:
+                if tensor_type(value.type) is None or value.dtype not in FLOATS:
                     return None
                 continue
             return self._values(node, value)
@@ -383,7 +301,7 @@ class Finder:
             return None
         if node.op_type == "MatMul":
             return (self._moved(View(v)), View(node.result)) if len(v.shape) == 4 else None
-        orders = _orders(node, ("bhqk", "bhkd", "bhqd"))
+        orders = orders_of(node, ("bhqk", "bhkd", "bhqd"))
         if orders is None or orders[0] != (0, 1, 2, 3):
             return None
         return self._moved(View(v).transposed(orders[1])), View(node.result).transposed(orders[2])
@@ -415,306 +333,3 @@ class Finder:
             return None
         found = unread_with(members, self.inside, self.kept, needed)
         return tuple(sorted(found, key=self.inside.__getitem__))
-
-
-def fit(made: Attention) -> bool:
-    """Whether shapes and dtypes are an Attention's."""
-    views = (made.q, made.k, made.v)
-    if any(not view.value.is_static or len(view.value.shape) != 4 for view in (*views, made.result)):
-        return False
-    if len({view.value.dtype for view in (*views, made.result)}) > 1 or made.q.value.dtype not in _FLOATS:
-        return False
-    (batch, heads, queries, head), (_, key_heads, keys, _), value_head = made.q.shape, made.k.shape, made.v.shape[3]
-    if not key_heads or heads % key_heads or made.k.shape != (batch, key_heads, keys, head):
-        return False
-    if made.is_causal and queries != keys:
-        return False
-    scores = (batch, heads, queries, keys)
-    return (
-        made.v.shape == (batch, key_heads, keys, value_head)
-        and made.result.shape == (batch, heads, queries, value_head)
-        and all(_broadcasts(mask.value, scores) for mask in made.masks)
-        and len({mask.is_added for mask in made.masks}) < 2
-    )
-
-
-def _broadcasts(value: Value, shape: tuple[int, ...]) -> bool:
-    if not value.is_static or not 2 <= len(value.shape) <= len(shape):
-        return False
-    aligned = shape[len(shape) - len(value.shape) :]
-    return all(size in (1, full) for size, full in zip(value.shape, aligned, strict=True))
-
-
-def _unexpanded(value: Value, inside: dict[Node, int]) -> Value:
-    """What an Expand repeats, where a mask does that itself."""
-    node = value.node
-    if node is None or node not in inside or node.identity != ("", "Expand"):
-        return value
-    source = node.operand(0)
-    return source if source is not None and source.is_static and len(source.shape) >= 2 else value
-
-
-def _leads_to_product(value: Value, inside: dict[Node, int]) -> bool:
-    """Whether scores come of it: a product of matrices behind nodes that scale and mask."""
-    waiting, seen = [value], set()
-    while waiting:
-        node = waiting.pop().node
-        if node is None or node in seen or node not in inside or node.domain:
-            continue
-        seen.add(node)
-        if node.op_type in ("MatMul", "Einsum"):
-            return True
-        if node.op_type in ("Add", "Mul", "Div", "Cast", "Identity", "Tanh"):
-            waiting.extend(node.inputs)
-        elif node.op_type == "Where":
-            waiting.extend(node.inputs[1:])
-    return False
-
-
-def _guarded(weights: Value, inside: dict[Node, int]) -> tuple[Node, Node] | None:
-    """IsNaN of weights, and the Where that gives zeros in their place."""
-    users = weights.users
-    if len(users) != 2:
-        return None
-    for test, where in (users, users[::-1]):
-        if (test.identity, where.identity) != (("", "IsNaN"), ("", "Where")) or where not in inside:
-            continue
-        condition, zero, other = where.operands
-        if condition is test.result and other is weights and number_of(zero) == 0 and len(test.result.users) == 1:
-            return test, where
-    return None
-
-
-def _without_repeats(k: View, v: View) -> tuple[View, View, float]:
-    """Keys and values before their heads were repeated for groups of heads of queries, and a factor of the keys."""
-    keys, values = _unrepeated(k), _unrepeated(v)
-    if keys is None or values is None or keys[0].shape[1] != values[0].shape[1] or values[1] != 1:
-        return k, v, 1.0
-    return keys[0], values[0], keys[1]
-
-
-def _unrepeated(view: View) -> tuple[View, float] | None:
-    """[b, h, s, d] of Reshape(Expand([b, h, 1, s, d] to [b, h, g, s, d])) as [b, h * g, s, d], and a factor of it.
-
-    Or of the Expand itself. Between the two the last two dims may change places, and a number multiply all.
-    """
-    value: Value | None = view.value
-    reshape = view.value.node
-    if len(view.shape) == 4 and reshape is not None and reshape.identity == ("", "Reshape"):
-        value = reshape.operand(0)
-    if value is None or not value.is_static or len(value.shape) != 5:
-        return None
-    batch, heads, group, *rest = value.shape
-    if view.value.shape not in (value.shape, (batch, heads * group, *rest)):
-        return None
-    factor, is_turned = 1.0, False
-    while (node := value.node) is not None and node.identity != ("", "Expand"):
-        following, own = factor_of(node)
-        if node.identity == ("", "Transpose") and permutation(node) == (0, 1, 2, 4, 3):
-            following, is_turned = node.operand(0), not is_turned
-        if following is None or not following.is_static or len(following.shape) != 5:
-            return None
-        value, factor = following, factor * own
-    one = None if node is None else node.operand(0)
-    if one is None or not one.is_static or one.shape != (*value.shape[:2], 1, *value.shape[3:]) or one.node is None:
-        return None
-    source = one.node.operand(0) if one.node.identity in (("", "Unsqueeze"), ("", "Reshape")) else None
-    if source is None or not source.is_static or source.shape != (*value.shape[:2], *value.shape[3:]):
-        return None
-    found = View(source).transposed(KEYS_BY_PLACES) if is_turned else View(source)
-    return (found if view.order is None else found.transposed(view.order)), factor
-
-
-def _transposed_by_parts(node: Node, inside: dict[Node, int]) -> Value | None:
-    """x [b, h, s, d], or [b, h, g, s, d], of a Reshape of its Transpose as [n, d, s]."""
-    turned = node.operand(0)
-    transpose = None if turned is None else turned.node
-    if transpose is None or transpose not in inside or transpose.identity != ("", "Transpose"):
-        return None
-    merged = transpose.operand(0)
-    if merged is None or permutation(transpose) != (0, 2, 1) or not merged.is_static or merged.node is None:
-        return None
-    reshape = merged.node
-    source = reshape.operand(0)
-    if reshape not in inside or reshape.identity != ("", "Reshape") or source is None or not source.is_static:
-        return None
-    batch, heads, size, keys = node.result.shape
-    if merged.shape != (batch * heads, keys, size) or source.shape[-2:] != (keys, size):
-        return None
-    return source if source.shape[0] == batch and math.prod(source.shape[1:-2]) == heads else None
-
-
-def permutation(node: Node) -> tuple[int, ...] | None:
-    value = node.operand(0)
-    if value is None or not value.is_static:
-        return None
-    order = ints_attribute(node, "perm")
-    return tuple(reversed(range(len(value.shape)))) if order is None else order
-
-
-def _orders(node: Node, terms: tuple[str, str, str]) -> tuple[tuple[int, ...], ...] | None:
-    """For two operands and the result of an Einsum the dims in the order of terms; None where it is another product."""
-    equation = str(node.attributes.get("equation", "")).replace(" ", "")
-    left, arrow, right = equation.partition("->")
-    given = [*left.split(","), right]
-    if not arrow or len(given) != 3 or any(len(set(term)) != 4 or len(term) != 4 or "." in term for term in given):
-        return None
-    letters: dict[str, str] = {}
-    shared = {letter for letter in given[0] if all(letter in term for term in given)}
-    if len(shared) != 2:
-        return None
-    names = {}
-    batch, heads = (letter for letter in given[0] if letter in shared)
-    names["b"], names["h"] = batch, heads
-    wanted = [set(term) for term in terms]
-    for letter in "qkd":
-        places = [letter in term for term in wanted]
-        found = [other for other in set("".join(given)) - shared if [other in term for term in given] == places]
-        if len(found) != 1:
-            return None
-        names[letter] = found[0]
-    letters.update(names)
-    return tuple(tuple(term.index(letters[letter]) for letter in want) for term, want in zip(given, terms, strict=True))
-
-
-def number_of(value: Value | None) -> float | None:
-    """The number of a constant with one element."""
-    if value is None or value.data is None or value.data.size != 1 or value.data.dtype not in _FLOATS:
-        return None
-    return float(value.data.numpy().reshape(()).astype(np.float64))
-
-
-def factor_of(node: Node) -> tuple[Value | None, float]:
-    """What a Mul or a Div by one number multiplies, and by how much."""
-    if node.identity not in (("", "Mul"), ("", "Div")):
-        return None, 1.0
-    first, second = node.operands
-    number = number_of(second)
-    if number is not None and number != 0:
-        return first, number if node.op_type == "Mul" else 1 / number
-    number = number_of(first)
-    if number is not None and node.op_type == "Mul":
-        return second, number
-    return None, 1.0
-
-
-def _squared(value: Value) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None":
-    """A constant of queries and keys, which are as many; None for another value."""
-    if value.data is None or len(value.data.shape) < 2:
-        return None
-    *leading, queries, keys = value.data.shape
-    if queries != keys or queries < 2 or any(size != 1 for size in leading):
-        return None
-    return value.data.numpy().reshape(queries, keys)
-
-
-def _is_causal_flags(value: Value, negated: bool) -> bool:
-    """Whether flags are set, or not set, for the keys up to each query's place."""
-    if value.data is None or value.data.dtype is not DType.BOOL:
-        return False
-    flags = _squared(value)
-    return flags is not None and np.array_equal(flags != negated, np.tri(len(flags), dtype=bool))
-
-
-def _is_causal_numbers(value: Value) -> bool:
-    """Whether numbers that are added hide the keys behind each query's place, and leave the others."""
-    if value.data is None or value.data.dtype not in _FLOATS:
-        return False
-    numbers = _squared(value)
-    if numbers is None:
-        return False
-    seen = np.tri(len(numbers), dtype=bool)
-    wide = numbers.astype(np.float64)
-    return bool((wide[seen] == 0).all() and (wide[~seen] <= LOW).all())
-
-
-# -- nodes that take their place --------------------------------------------------------------------------------------
-
-Make = Callable[..., Node]
-"""`make(op_type, operands, attributes, results=..., version=...)`: a node of ONNX's."""
-
-
-@dataclass
-class Writer:
-    """Makes the nodes of a unit, in order.
-
-    Attributes:
-        make: a node.
-        version: that they follow.
-        name: what the names of new values begin with.
-        nodes: those that were made.
-    """
-
-    make: Make
-    version: int
-    name: str
-    nodes: list[Node] = field(default_factory=list)
-
-    def op(self, op_type: str, operands: Sequence[Value], type_: TensorType, **attributes: object) -> Value:
-        """Make a node with one result, which is new."""
-        value = Value(f"{self.name}_{op_type.lower()}", type_)
-        self.node(op_type, operands, attributes, [value])
-        return value
-
-    def node(
-        self,
-        op_type: str,
-        operands: Sequence[Value],
-        attributes: Mapping[str, object],
-        results: Sequence[Value],
-        **facts: object,
-    ) -> None:
-        """Make a node with given results."""
-        self.nodes.append(
-            self.make(op_type, operands, attributes, results=results, **{"version": self.version, **facts})
-        )
-
-    def moved(self, view: View) -> Value:
-        """A view as a value."""
-        if view.order is None:
-            return view.value
-        type_ = view.value.tensor_type.with_shape(view.shape)
-        return self.op("Transpose", [view.value], type_, perm=view.order)
-
-    def masks(self, attention: Attention) -> list[Value]:
-        """One mask of all, or none."""
-        return [_joined([_mask(mask, self.op) for mask in attention.masks], self.op)] if attention.masks else []
-
-
-def written(attention: Attention, make: Make) -> list[Node]:
-    """Nodes that take the place of an attention's, in order; the last gives the result."""
-    view = attention.result
-    w = Writer(make, attention.last.version, view.value.name)
-    operands = [w.moved(one) for one in (attention.q, attention.k, attention.v)]
-    operands += w.masks(attention)
-    attributes = attention.attributes()
-    y = view.value
-    if view.order is not None:
-        y = Value(f"{view.value.name}_heads", view.value.tensor_type.with_shape(view.shape))
-    w.node("Attention", operands, attributes, [y], version=max(w.version, VERSION))
-    if view.order is not None:
-        back = tuple(view.order.index(dim) for dim in range(len(view.order)))
-        w.node("Transpose", [y], {"perm": back}, [view.value])
-    return w.nodes
-
-
-def _mask(mask: Masked, op: Callable[..., Value]) -> Value:
-    value = mask.value
-    if value.dtype is not DType.BOOL or (mask.low is None and not mask.negated):
-        return value
-    if mask.negated == (mask.low is None):
-        value = op("Not", [value], value.tensor_type)
-    if mask.low is None:
-        return value
-    low = mask.low
-    number = op("Cast", [value], TensorType(low.dtype, value.shape), to=low.dtype.value)
-    return op("Mul", [number, low], number.tensor_type)
-
-
-def _joined(masks: list[Value], op: Callable[..., Value]) -> Value:
-    """One mask of all: flags that all hold, or the sum of numbers."""
-    whole = masks[0]
-    for mask in masks[1:]:
-        shape = tuple(np.broadcast_shapes(whole.shape, mask.shape))
-        whole = op("And" if whole.dtype is DType.BOOL else "Add", [whole, mask], TensorType(whole.dtype, shape))
-    return whole

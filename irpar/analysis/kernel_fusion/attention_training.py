@@ -19,19 +19,10 @@ from irpar.ir import DOMAIN, DType, Node, TensorType, Value
 from irpar.ir.module import IRPAR_OPSET
 from irpar.ops.facts import CannotTellError, int_attribute, ints_operand
 
-from .attention import (
-    KEYS_BY_PLACES,
-    Attention,
-    Finder,
-    Make,
-    View,
-    Writer,
-    factor_of,
-    fit,
-    number_of,
-    permutation,
-    unread_with,
-)
+from .attention import Finder, unread_with
+from .attention_form import KEYS_BY_PLACES, Attention, View, fit
+from .attention_values import factor_of, number_of, permutation
+from .attention_writing import Make, Writer
 
 _SMALL = (DType.F16, DType.BF16)
 _DTYPES = (*_SMALL, DType.F32)

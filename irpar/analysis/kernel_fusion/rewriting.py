@@ -8,8 +8,10 @@ from irpar.analysis.segments import is_segment, stretches
 from irpar.ir import DOMAIN, Graph, Node, Strings, captured_or_read, inherit
 from irpar.ir.module import IRPAR_OPSET
 
-from .attention import VERSION, Attention, Make, attentions
+from .attention import attentions
+from .attention_form import VERSION, Attention
 from .attention_training import Forward, Gradient, trainings
+from .attention_writing import Make, written
 from .copies import copy_cheap_steps
 from .groups import Group, Grouping, Stretch
 from .products import Product, join_products
@@ -138,7 +140,9 @@ def _stand_in(unit: Unit) -> list[Node]:
 
 def _writer(unit: Unit) -> Callable[[Make], list[Node]]:
     """What writes the nodes of a unit, whatever becomes of its members meanwhile."""
-    if isinstance(unit, Attention | Forward | Gradient):
+    if isinstance(unit, Attention):
+        return lambda make: written(unit, make)
+    if isinstance(unit, Forward | Gradient):
         return unit.written
     if isinstance(unit, Product):
         return unit.writer()
