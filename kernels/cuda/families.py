@@ -10,6 +10,7 @@ _FAMILIES: dict[str, str] = {
     "fused": "irpar::Fused:1",
     "indexing": "Gather:1 OneHot:9 ScatterND:16",
     "losses": "SoftmaxCrossEntropyLoss:12",
+    "pooling": "AveragePool:7 MaxPool:1",
     "rotary": "RotaryEmbedding:23",
     "sums": "ReduceMean:18 ReduceSum:13",
 }

@@ -234,6 +234,28 @@ def convolutions(numbers: np.random.Generator) -> list[Case]:
     return found
 
 
+def pools(numbers: np.random.Generator) -> list[Case]:
+    """Windows of images: apart and over each other, padded, with gaps, behind the end, of channels that lie last."""
+    found = []
+    for dtype in (np.dtype(np.float64), *FLOATS):
+        x = numbers.standard_normal((2, 3, 9, 11)).astype(dtype)
+        last = numbers.standard_normal((2, 8, 7, 3)).astype(dtype).transpose(0, 3, 1, 2)
+        holey = x.copy()
+        holey[0, 1, 4, 5], holey[1] = np.nan, -np.inf
+        for geometry in (
+            {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)},
+            {"kernel_shape": (2, 3), "strides": (2, 1), "ceil_mode": 1},
+            {"kernel_shape": (3, 2), "strides": (3, 2), "pads": (1, 0, 2, 1), "ceil_mode": 1},
+            {"kernel_shape": (2, 2), "dilations": (3, 2), "auto_pad": "SAME_UPPER"},
+        ):
+            for given in (shifted(x), last, holey[:, ::-1]):
+                found.append(Case("MaxPool", 22, (given,), geometry))
+                for counts in (0, 1) if given is not holey else ():
+                    means = {**geometry, "count_include_pad": counts}
+                    found.append(Case("AveragePool", 22, (given,), means, is_exact=False))
+    return found
+
+
 def all_cases(seed: int) -> list[Case]:
     """All of them."""
     numbers = np.random.default_rng(seed)
