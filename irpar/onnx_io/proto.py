@@ -74,8 +74,8 @@ def to_proto(
     if constant is None:
         _refuse_large(graph)
     with collector_off():
-        bodies = [function.graph for function in module.functions.values()]
-        if any(is_for_plans(node) for inner in (graph, *bodies) for node in inner):
+        outer = (graph, *(function.graph for function in module.functions.values()))
+        if any(is_for_plans(node) for one in outer for body in one.graphs() for node in body):
             place, whole = module.graphs.index(graph), graph
             module = clone_module(module)
             graph = module.graphs[place]

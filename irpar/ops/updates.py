@@ -127,18 +127,23 @@ def written_out(node: Node, opsets: Mapping[str, int]) -> list[Value]:
 
 
 def write_out(graph: Graph, opsets: Mapping[str, int]) -> None:
-    """Let what devices run take the place of all such nodes of a graph."""
-    for node in tuple(graph):
-        if is_for_plans(node):
-            names = [value.name for value in node.results]
-            values = written_out(node, opsets)
-            node.replace(values)
-            for value, name in zip(values, names, strict=True):
-                value.rename(name)
+    """Let what devices run take the place of all such nodes of a graph and its bodies."""
+    for body in tuple(graph.graphs()):
+        for node in tuple(body):
+            if is_for_plans(node):
+                _replace(node, written_out(node, opsets))
+
+
+def _replace(node: Node, values: Sequence[Value]) -> None:
+    """Let values take the place of a node's results, with their names and the shapes of the full tensors."""
+    facts = [(value.name, value.global_shape) for value in node.results]
+    node.replace(values)
+    for value, (name, global_shape) in zip(values, facts, strict=True):
+        value.rename(name)
+        value.global_shape = global_shape
 
 
 def write_out_functions(module: Module) -> None:
     """The same in the bodies of functions."""
     for function in module.functions.values():
-        if any(is_for_plans(node) for node in function.graph):
-            write_out(function.graph, function.opsets)
+        write_out(function.graph, function.opsets)

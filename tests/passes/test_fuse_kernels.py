@@ -253,6 +253,43 @@ def test_a_wrong_expression_is_told_with_its_step() -> None:
     assert "there is no operator Foo" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("operands", "attributes", "message"),
+    [
+        ("%x, %w", '{activation="relu6"}', "with the activation relu6"),
+        ("%x, %w, %r", "", r"with a bias f32\[64, 8\] and a result f32\[64, 8\]"),
+        ("%x, %w, %b, %w", "", r"with a residual f32\[8, 8\] and a result f32\[64, 8\]"),
+    ],
+)
+def test_a_wrong_product_is_told(operands: str, attributes: str, message: str) -> None:
+    text = graph(f"%y = irpar.FusedMatMul({operands}) {attributes} : f32[64, 8]", takes=TAKES)
+    with pytest.raises(irpar.IrparError, match=message):
+        PassManager.parse("infer-types").run(parse_module(text))
+
+
+def test_bodies_are_written_with_their_operators() -> None:
+    lines = (
+        "%y = If(%flag) {then_branch=graph @then() -> (%a) {",
+        "  %e = Exp(%x) : f32[64, 8]",
+        "  %a = Add(%e, %b) : f32[64, 8]",
+        "}, else_branch=graph @else() -> (%n) {",
+        "  %n = Neg(%x) : f32[64, 8]",
+        "}} : f32[64, 8]",
+    )
+    module = parse_module(graph(*lines, takes="%x: f32[64, 8], %b: f32[8], %flag: bool[]"))
+    PassManager.parse("fuse-kernels").run(module)
+    assert str(module).count("irpar.Fused") == 2
+    onnx.checker.check_model(to_proto(module), full_check=True)
+    assert "Fused" not in str(to_proto(module))
+
+
+def test_training_steps_are_written_with_their_operators(tmp_path: Any) -> None:
+    module = to_module(models.build("gpt", layers=1))
+    step = irpar.train_step(module, loss="cross_entropy", optimizer="sgd")
+    irpar.partition(step, "dp=2", pipeline=f"{DEFAULT_PIPELINE},fuse-kernels").save(tmp_path / "out")
+    assert irpar.Partition.open(tmp_path / "out").executor("numpy").states
+
+
 def _check_family(family: str, settings: dict[str, Any], tolerance: float) -> None:
     loaded = to_module(models.build(family, **settings))
     inputs = None
