@@ -341,6 +341,8 @@ def _parse_step(line: str) -> Step:
         name, text = item.groups()
         if name is None:
             operands.append(text if _NAME.fullmatch(text) else Number(_checked_number(text)))
+        elif name in attributes:
+            raise ExpressionError(f"{name} is set twice")
         else:
             attributes[name] = _parse_value(text)
         position = item.end()
@@ -381,8 +383,13 @@ def _check_step(step: Step, known: set[str]) -> None:
     wrong = next((name for name, _ in step.attributes if name not in defaults), None)
     if wrong is not None:
         raise ExpressionError(f"{step.op_type} has no attribute {wrong}")
-    for name in defaults:
-        _check_attribute(name, step.attribute(name))
+    for name, default in defaults.items():
+        value = step.attribute(name)
+        _check_attribute(name, value)
+        if isinstance(default, int) and not isinstance(value, int):
+            raise ExpressionError(f"{name} is an integer, not {value}")
+        if isinstance(default, float) and not isinstance(value, int | float):
+            raise ExpressionError(f"{name} is a number, not {value}")
 
 
 def _check_attribute(name: str, value: Attribute | None) -> None:

@@ -24,19 +24,19 @@ def expression_of(node: Node) -> Expression:
     """
     lines = node.attributes.get("expression")
     if not isinstance(lines, Strings):
-        raise _wrong(node, "there is no attribute expression, a list of texts")
+        raise _wrong_expression(node, "there is no attribute expression, a list of texts")
     try:
         return parse(tuple(line if isinstance(line, str) else line.decode() for line in lines))
     except ExpressionError as error:
-        raise _wrong(node, str(error)) from error
+        raise _wrong_expression(node, str(error)) from error
 
 
-def _wrong(node: Node, what: str) -> IrparError:
-    return IrparError(
-        f"irpar.Fused with an expression that cannot be: {what}",
-        where=f"node {node.label}",
-        do="mend the expression, or let fuse-kernels write it",
-    )
+def _wrong_expression(node: Node, what: str) -> IrparError:
+    return _wrong(node, f"an expression that cannot be: {what}", "mend the expression, or let fuse-kernels write it")
+
+
+def _wrong(node: Node, what: str, do: str) -> IrparError:
+    return IrparError(f"irpar.{node.op_type} with {what}", where=f"node {node.label}", do=do)
 
 
 def _types(node: Node) -> dict[str, Operand]:
@@ -49,7 +49,7 @@ def _types(node: Node) -> dict[str, Operand]:
     try:
         return expression_of(node).types(operands)
     except ExpressionError as error:
-        raise _wrong(node, str(error)) from error
+        raise _wrong_expression(node, str(error)) from error
 
 
 def _infer(node: Node) -> Sequence[Type]:
@@ -144,8 +144,27 @@ define(OpDef(DOMAIN, "Fused", _infer, flops=_flops, decompose=_decompose))
 # -- FusedMatMul: a product with a bias, a residual, an activation -------------------------------------------------
 
 
+_ACTIVATIONS = ("none", "gelu_tanh")
+
+
 def _infer_product(node: Node) -> Sequence[Type]:
-    return [TensorType(tensor_of(node, 0).dtype, matmul_dims(dims_of(node, 0), dims_of(node, 1)))]
+    result = TensorType(tensor_of(node, 0).dtype, matmul_dims(dims_of(node, 0), dims_of(node, 1)))
+    _check_product(node, result)
+    return [result]
+
+
+def _check_product(node: Node, result: TensorType) -> None:
+    """Check that a bias is a row of the result, that a residual is like it, and that there is such an activation."""
+    activation = text_attribute(node, "activation", "none")
+    if activation not in _ACTIVATIONS:
+        raise _wrong(node, f"the activation {activation}", f"write one of {', '.join(_ACTIVATIONS)}")
+    for index, name in ((2, "bias"), (3, "residual")):
+        if operand(node, index) is None or not (result.is_static and tensor_of(node, index).is_static):
+            continue
+        given = tensor_of(node, index)
+        leading = result.static_shape[:-1] if name == "residual" else (1,) * (len(given.static_shape) - 1)
+        if given != result.with_shape((*leading, *result.static_shape[-1:])):
+            raise _wrong(node, f"a {name} {given} and a result {result}", f"mend the {name}")
 
 
 def _flops_of_product(node: Node) -> int:

@@ -55,6 +55,9 @@ def test_text_comes_back() -> None:
         (("y0 = Cast(x0, to=f8)",), "to is one of f16"),
         (("y0 = Neg(x0, alpha=1)",), "Neg has no attribute alpha"),
         (("y0 = Gelu(x0, approximate=no)",), "approximate is none or tanh"),
+        (("y0 = Elu(x0, alpha=[-1])",), r"alpha is a number, not \(-1,\)"),
+        (("y0 = Mod(x0, x1, fmod=0.5)",), "fmod is an integer, not 0.5"),
+        (("y0 = Elu(x0, alpha=1.0, alpha=2.0)",), "alpha is set twice"),
     ],
 )
 def test_what_cannot_be_read(lines: tuple[str, ...], message: str) -> None:
