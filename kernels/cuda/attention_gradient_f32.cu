@@ -176,6 +176,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const int stage = (start - begin) / COLUMNS % 2;
       const float* tile = stages + stage * STAGE;
       const float* tile_values = tile + COLUMNS * STRIDE;
+      const int behind = start + COLUMNS - 1;
+      const bool sees_all = OF_KEYS ? behind < queries && sight.sees_all(start, behind, first, last)
+                                    : last == first + ROWS - 1 && sight.sees_all(first, last, start, behind);
       wait_for_copies();
       __syncthreads();  // the tile is there, and nobody reads the one before any more
       if (start + COLUMNS < end) {
@@ -195,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           int row = first + own + i, column = start + threadIdx.x % 16 + 16 * j;
           int query = OF_KEYS ? column : row, key = OF_KEYS ? row : column;
           float weight = 0.0f, gradient = 0.0f;
-          if (query < queries && sight.sees(query, key)) {
+          if (sees_all || (query < queries && sight.sees(query, key))) {
             long long at = mask_start + query * mask_row + key * mask_key;
             float score = shaped(scores[i][j], scale, 0.0f, mask, at) * LOG2_E;
             weight = exp2_of(score - logarithms[of_head + query]);
