@@ -54,7 +54,7 @@ PARTS = {
     "families": Part("family_checks", shards=3, seconds=270),
     "memory": Part("memory", shards=2, seconds=240),
     "ranks": Part("rank_checks", shards=1, seconds=300),
-    "tests": Part("marked_tests", shards=1, seconds=300),
+    "tests": Part("marked_tests", shards=8, seconds=300),
 }
 _TO_END = 15.0
 """Seconds after its limit until a part that does not end by itself is killed."""

@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import share_of_tests
 from .findings import Context, Findings, markdown_table
 from .machine import ROOT
 
 FAULTS = "tests/runtime/groups/test_nccl_on_gpu.py"
 """Tests that the part `ranks` runs."""
+_TO_END = 10.0
+"""Seconds before the deadline from which on no test begins."""
 _OUTCOMES = ("passed", "failed", "skipped")
 # irpar before pytest puts the clone first on the path, and -P, which leaves the working folder out of it: where irpar
 # is not installed but found in a folder of links, `irpar` of the clone itself would lack irpar.passes and others.
@@ -45,6 +48,10 @@ def run_pytest(context: Context, found: Findings, words: Sequence[str]) -> None:
         "gpu",
         "-p",
         "no:cacheprovider",
+        "-p",
+        share_of_tests.__name__,
+        f"--share={context.shard}/{context.shards}",
+        f"--until={context.deadline - _TO_END}",
         f"--junitxml={report}",
         *words,
     ]
@@ -67,6 +74,9 @@ def run_pytest(context: Context, found: Findings, words: Sequence[str]) -> None:
         found.check(f"pytest {' '.join(words)} ended with {done.returncode}: {_tail(done.stdout)}")
         return
     enter(found, report)
+    if late := re.search(rf"\d+ {share_of_tests.LATE}", done.stdout):
+        found.check(late[0])
+        return
     if done.returncode not in (0, 1) and not (done.returncode == 5 and not found.failures):
         found.check(f"pytest {' '.join(words)} ended with {done.returncode}: {_tail(done.stdout)}")
 

@@ -319,6 +319,25 @@ def test_outcomes_of_tests(tmp_path: Path) -> None:
     assert marked_tests.lines(found.figures)[-3:] == ["| all | 1 | 2 | 1 |", "", "- skipped 1: no device"]
 
 
+def test_a_share_of_the_tests(context: Context, tmp_path: Path) -> None:
+    (tmp_path / "test_ten.py").write_text(
+        "import pytest\n@pytest.mark.gpu\n@pytest.mark.parametrize('n', range(10))\ndef test_one(n): pass\n"
+    )
+    found = Findings()
+    for share in range(3):
+        marked_tests.run_pytest(replace(context, shard=share, shards=3), found, [str(tmp_path)])
+    assert (found.checks, found.failures) == (10, [])
+
+
+def test_tests_that_had_no_time(context: Context, tmp_path: Path) -> None:
+    (tmp_path / "test_two.py").write_text(
+        "import pytest\n@pytest.mark.gpu\n@pytest.mark.parametrize('n', range(2))\ndef test_one(n): pass\n"
+    )
+    found = Findings()
+    marked_tests.run_pytest(replace(context, deadline=time.monotonic() + 9), found, [str(tmp_path)])
+    assert found.failures == ["1 tests were not begun in time"]
+
+
 # -- the whole --------------------------------------------------------------------------------------------------------
 
 
