@@ -37,7 +37,7 @@ DTYPES: Mapping[str, "np.dtype[Any]"] = {
 
 Shape = tuple[int, ...]
 Attribute = int | float | str | tuple[int, ...]
-Kind = Literal["elementwise", "reduction", "squeeze", "unsqueeze", "rotation"]
+Kind = Literal["elementwise", "reduction", "squeeze", "unsqueeze", "rotation", "index"]
 
 
 class ExpressionError(ValueError):
@@ -109,6 +109,7 @@ def _operators() -> dict[str, Operator]:
     for name in ("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare"):
         found[name] = Operator(1, defaults={"axes": None}, kind="reduction")
     found["RotateHalf"] = Operator(0, kind="rotation")
+    found["IsIndex"] = Operator(0, 1, {"axis": None, "size": None}, "integer", "index", gives_bool=True)
     found["Unsqueeze"] = Operator(1, defaults={"axes": None}, takes="any", kind="unsqueeze")
     found["Squeeze"] = Operator(1, defaults={"axes": None}, takes="any", kind="squeeze")
     return found
@@ -119,6 +120,7 @@ OPERATORS = _operators()
 
 Squeeze makes a result of a reduction's, which lies in the same order; Unsqueeze lets an operand broadcast along dims
 behind its own. RotateHalf, of rotary embeddings, is none of ONNX's: Concat(Neg(x[..., half:]), x[..., :half]).
+Nor is IsIndex, of one-hot rows: whether a number is the place along an axis of size 1 that becomes one of another size.
 """
 
 
@@ -277,6 +279,8 @@ def _shape_along(step: Step, shape: Shape) -> Shape:
         if not shape or shape[-1] % 2:
             raise ExpressionError(f"the last dim of {list(shape)} has no two halves")
         return shape
+    if step.operator.kind == "index":
+        return _with_places(shape, step.attribute("axis"), step.attribute("size"))
     axes = step.attribute("axes")
     if step.operator.kind == "unsqueeze":
         rank = len(shape) + len(axes)
@@ -292,6 +296,12 @@ def _shape_along(step: Step, shape: Shape) -> Shape:
     if any(shape[dim] != 1 for dim in chosen):
         raise ExpressionError(f"dims {list(axes)} of {list(shape)} are not all of size 1")
     return tuple(size for dim, size in enumerate(shape) if dim not in chosen)
+
+
+def _with_places(shape: Shape, axis: int, size: int) -> Shape:
+    if axis < -len(shape) or shape[axis] != 1:
+        raise ExpressionError(f"dim {axis} of {list(shape)} is not of size 1")
+    return (*shape[:axis], size, *shape[len(shape) + axis + 1 :])
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -395,6 +405,10 @@ def _check_step(step: Step, known: set[str]) -> None:
 def _check_attribute(name: str, value: Attribute | None) -> None:
     if name == "axes" and not (isinstance(value, tuple) and value and max(value) < 0 and len(set(value)) == len(value)):
         raise ExpressionError("axes is a list of different dims, counted from the last one, which is -1")
+    if name == "axis" and not (isinstance(value, int) and value < 0):
+        raise ExpressionError("axis is a dim, counted from the last one, which is -1")
+    if name == "size" and not (isinstance(value, int) and value > 0):
+        raise ExpressionError("size is a number of places")
     if name == "to" and value not in DTYPES:
         raise ExpressionError(f"to is one of {', '.join(DTYPES)}")
     if name == "approximate" and value not in ("none", "tanh"):
@@ -439,6 +453,9 @@ def _computed(xp: ArrayModule, step: Step, values: Mapping[str, Array], types: M
         return widen(made.copy() if made is operands[0] else made)
     if step.operator.kind in ("squeeze", "unsqueeze"):
         return operands[0].reshape(types[step.target].shape)
+    if step.op_type == "IsIndex":
+        places = xp.arange(step.attribute("size")).astype(dtype)
+        return operands[0] == places.reshape(-1, *(1 for _ in range(-step.attribute("axis") - 1)))
     if step.op_type == "RotateHalf":
         half = operands[0].shape[-1] // 2
         return xp.concatenate((-operands[0][..., half:], operands[0][..., :half]), axis=-1)

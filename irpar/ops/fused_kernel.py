@@ -95,6 +95,10 @@ class _Writer:
             attributes["to"] = dtype_of_numpy(DTYPES[attributes["to"]]).value
         if "axes" in attributes:
             return self._along(step, operands[0])
+        if step.op_type == "IsIndex":
+            places = np.arange(attributes["size"]).astype(like.dtype.numpy)
+            shape = (-1, *(1 for _ in range(-attributes["axis"] - 1)))
+            return self._writer.op("Equal", [operands[0], self._writer.constant(places.reshape(shape), "places")])
         if step.op_type == "RotateHalf":
             return self._rotated(operands[0])
         if step.op_type == "Gelu" and self._opset < 20:

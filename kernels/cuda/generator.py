@@ -9,7 +9,7 @@ Sizes and other strides are arguments, so that few programs are compiled.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,24 @@ class _Problem:
         made = cls(expression, types, space, reduced, tensors, squeezed)
         if not all(map(made.is_covered, expression.steps)):
             return None
-        return made._halved() if any(step.op_type == "RotateHalf" for step in expression.steps) else made
+        kinds = {step.operator.kind for step in expression.steps}
+        if {"rotation", "index"} <= kinds or ("index" in kinds and reduced):
+            return None
+        return made._halved() if "rotation" in kinds else made._with_places() if "index" in kinds else made
+
+    def _with_places(self) -> "_Problem":
+        """The problem with places along an axis as tensors like others, which are their own offsets."""
+        types, tensors = {**self.types}, {**self.tensors}
+        steps: list[Step] = []
+        for step in self.expression.steps:
+            if step.op_type == "IsIndex":
+                name, shape, dtype = f"i{len(steps)}", types[step.target].shape, types[step.names[0]].dtype
+                axis = step.attribute("axis") + len(shape)
+                strides = tuple(int(dim == axis) for dim in range(len(shape)))
+                types[name], tensors[name] = Operand(shape, dtype), Layout(shape, dtype, strides)
+                step = Step(step.target, "Equal", (*step.names, name))
+            steps.append(step)
+        return replace(self, expression=Expression(tuple(steps)), types=types, tensors=tensors)
 
     def _halved(self) -> "_Problem | None":
         """The problem with the halves of rows as a dim of their own, and rotated operands as tensors like others."""
@@ -324,7 +341,7 @@ class _Kernel:
         pointers = [
             f"{'const ' if name[0] == 'x' else ''}{_stored(layout.dtype)}*{restrict} p_{name}"
             for name, layout in self.problem.tensors.items()
-            if name not in self.problem.rotated
+            if name[0] in "xy"
         ]
         numbers = [f"Index {name}" for name in self.parameters]
         return "\n".join(
@@ -435,6 +452,11 @@ class _Wide:
         kernel, place = self.kernel, self.kernel.names.index(name)
         address, stride = self._address(name), self.inner.strides[place][-1]
         kind = _stored(self.problem.types[name].dtype)
+        if name[0] == "i":
+            computed, along = _computed(self.problem.types[name].dtype), ""
+            if stride:
+                along = f" + {_product('v', self._step_along(place))}"
+            return [f"const Index l_{name} = {address};"], f"({computed})(l_{name}{along})"
         pointer = f"p_x{name[1:]}"
         if stride == 0:
             return [f"const {kind} l_{name} = {pointer}[{address}];"], f"widen(l_{name})"

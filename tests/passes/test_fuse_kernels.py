@@ -161,6 +161,30 @@ def test_halves_that_are_turned_are_an_index(cut: str) -> None:
     np.testing.assert_array_equal(again[0], computed(plain, inputs)[0])
 
 
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("values", [(0.0, 1.0), (-0.5, 2.0)])
+def test_one_hot_rows_are_an_index(axis: int, values: tuple[float, float]) -> None:
+    shape = [64, 3]
+    shape.insert(axis % 3, 5)
+    sizes = ", ".join(map(str, shape))
+    text = graph(
+        "%depth = constant : i64[] 5",
+        f"%values = constant : f32[2] {list(values)}",
+        f"%hot = OneHot(%i, %depth, %values) {{axis={axis}}} : f32[{sizes}]",
+        f"%y = Sub(%x, %hot) : f32[{sizes}]",
+        takes=f"%i: i64[64, 3], %x: f32[{sizes}]",
+    )
+    module, plain = read(text), read(text)
+    run_pipeline("fuse-kernels", module)
+    assert [node.op_type for node in module.graph] == ["Fused"]
+    random = np.random.default_rng(0)
+    inputs = [random.integers(-5, 5, (64, 3)), random.normal(size=shape).astype("f4")]
+    np.testing.assert_allclose(computed(module, inputs)[0], computed(plain, inputs)[0], rtol=1e-6)
+    model = to_proto(module)
+    onnx.checker.check_model(model, full_check=True)
+    np.testing.assert_allclose(computed(to_module(model), inputs)[0], computed(plain, inputs)[0], rtol=1e-6)
+
+
 ALONE = [
     graph("%y = MatMul(%x, %b) : f32[64]"),  # no operator of expressions
     graph("%y = Add(%x, %b) : i64[64, 8]", takes="%x: i64[64, 8], %b: i64[8]"),  # integers, alone

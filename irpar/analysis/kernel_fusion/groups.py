@@ -206,8 +206,12 @@ class Group:
     def fits(self) -> bool:
         """Whether one kernel is not too large for this."""
         computed = self.computed()
-        rotated = [step.operands[0] for one in computed.values() for step in one.steps if step.op_type == "RotateHalf"]
-        if rotated and (self.reduced or any(isinstance(x, Value) and x.node in computed for x in rotated)):
+        drafts = [step for one in computed.values() for step in one.steps]
+        kinds = {step.op_type for step in drafts} & {"IsIndex", "RotateHalf"}
+        if kinds and (self.reduced or len(kinds) > 1):
+            return False
+        rotated = [step.operands[0] for step in drafts if step.op_type == "RotateHalf"]
+        if any(isinstance(x, Value) and x.node in computed for x in rotated):
             return False
         steps = sum(len(one.steps) for one in computed.values())
         return len(self.operands()) <= MOST_OPERANDS and len(self.results()) <= MOST_RESULTS and steps <= MOST_STEPS

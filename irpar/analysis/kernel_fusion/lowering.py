@@ -258,6 +258,27 @@ def _rotated(node: Node, made: Lowered) -> Sequence[Given | None]:
     return [made.step("RotateHalf", x)]
 
 
+def _one_hot(node: Node, made: Lowered) -> Sequence[Given | None]:
+    """Whether an index, counted from the end where it is negative, is the place along the axis."""
+    indices, depth, values = needed(node, 0), ints_operand(node, 1), needed(node, 2)
+    if not indices.dtype.is_integer or depth is None or len(depth) != 1 or values.data is None:
+        raise CannotTellError("depth or values")
+    if values.dtype.text not in DTYPES or not values.dtype.is_float:
+        raise CannotTellError("values")
+    rank, (size,) = len(indices.shape) + 1, depth
+    place = int_attribute(node, "axis", -1)
+    axis = place if place < 0 else place - rank
+    index = made.step("Unsqueeze", indices, axes=(axis,))
+    end = made.step("Add", index, Number.of(size, indices.dtype.numpy))
+    is_place = made.step("Or", *(made.step("IsIndex", each, axis=axis, size=size) for each in (index, end)))
+    found: Given = made.step("Cast", is_place, to=values.dtype.text)
+    off, on = (float(value) for value in values.data.numpy().astype(np.float64))
+    if (off, on) != (0.0, 1.0):
+        scaled = made.step("Mul", found, Number.of(on - off, values.dtype.numpy))
+        found = made.step("Add", scaled, Number.of(off, values.dtype.numpy))
+    return [found]
+
+
 def _part_of(value: Value, begin: int = 0) -> Value | None:
     """What a value is a range of along the last dim, that begins there; by Slice or Split."""
     node = value.node
@@ -453,6 +474,7 @@ _LOWER: Mapping[tuple[str, str], Lower] = {
     ("", "InstanceNormalization"): _instance_norm,
     ("", "LayerNormalization"): _layer_norm,
     ("", "LogSoftmax"): _softmax,
+    ("", "OneHot"): _one_hot,
     ("", "Pow"): _power,
     ("", "RMSNormalization"): _rms_norm,
     ("", "SimplifiedLayerNormalization"): _rms_norm,

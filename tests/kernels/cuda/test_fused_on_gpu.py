@@ -10,7 +10,7 @@ from irpar.kernels import cuda, lookup
 from tests.gpu import NEEDS_GPU, cupy
 
 from .random_expressions import Array, Example, draw
-from .test_generator import CHANNELS, NORMALIZED, ROTARY, SOFTMAX, close, numbers, rotary
+from .test_generator import CHANNELS, NORMALIZED, ONE_HOT, ROTARY, SOFTMAX, close, numbers, rotary
 
 pytestmark = NEEDS_GPU
 GUARD = 256
@@ -79,6 +79,7 @@ def test_rotated_rows_and_channels(dtype: Any) -> None:
     for size in (4, 6, 64, 128):
         check(Example(ROTARY, rotary(random, dtype, size)))
     check(Example(CHANNELS, numbers(random, dtype, (3, 7, 5, 8), (7,), (7,))))
+    check(Example(ONE_HOT, (random.integers(-6, 6, (50, 33)), *numbers(random, dtype, (50, 6, 33)))))
 
 
 def test_elements_beyond_32_bits_of_strides() -> None:

@@ -41,6 +41,16 @@ CHANNELS = (
     "t3 = Add(t2, t1)",
     "y0 = Relu(t3)",
 )
+ONE_HOT = (
+    "t0 = Unsqueeze(x0, axes=[-2])",
+    "t1 = Add(t0, 6)",
+    "t2 = IsIndex(t0, axis=-2, size=6)",
+    "t3 = IsIndex(t1, axis=-2, size=6)",
+    "t4 = Or(t2, t3)",
+    "t5 = Where(t4, x1, 0.5)",
+    "t6 = Exp(x1)",
+    "y0 = Sub(t6, t5)",
+)
 ROTARY = ("t0 = RotateHalf(x0)", "t1 = Mul(x0, x1)", "t2 = Mul(t0, x2)", "y0 = Add(t1, t2)")
 SOFTMAX = (
     "t0 = Mul(x0, 0.125)",
@@ -132,6 +142,7 @@ def test_kernels_compute_what_expressions_say(tmp_path: Path) -> None:
             Example(SOFTMAX, numbers(random, ml_dtypes.bfloat16, (2, 3, 4, 200), (2, 1, 1, 200))),
             Example(("t0 = Add(x0, x1)", "y0 = Gelu(t0)"), numbers(random, np.float16, (6, 40), (40,))),
             Example(ROTARY, rotary(random, np.float16, 16)),
+            Example(ONE_HOT, (random.integers(-6, 6, (3, 8)), *numbers(random, np.float32, (3, 6, 8)))),
             Example(CHANNELS, numbers(random, np.float16, (2, 3, 4, 8), (3,), (3,))),
             Example(("t0 = Cast(x0, to=f16)", "y0 = Cast(t0, to=f32)"), numbers(random, np.float32, (5, 24))),
             Example(("y0 = Cast(x0, to=f16)",), numbers(random, np.float32, (5, 24))),
@@ -269,6 +280,9 @@ def test_programs_compile_for_devices(tmp_path: Path) -> None:
         Example(SOFTMAX, numbers(random, np.float32, (2, 50257), (1, 50257))),
         Example(tuple(f"y{place} = {call}" for place, call in enumerate(FUNCTIONS)), (SPECIAL, SPECIAL)),
         Example(("t0 = Add(x0, x1)", "y0 = Gelu(t0)"), numbers(random, ml_dtypes.bfloat16, (6, 40), (40,))),
+        Example(ROTARY, rotary(random, np.float16, 64)),
+        Example(CHANNELS, numbers(random, np.float16, (2, 3, 4, 8), (3,), (3,))),
+        Example(ONE_HOT, (random.integers(-6, 6, (3, 8)), *numbers(random, np.float32, (3, 6, 8)))),
     ]
     for example in examples:
         launch = launch_of(example, example.computed())
