@@ -72,7 +72,7 @@ def _explained() -> list[str]:
         f"one by one; in brackets each of {IN_A_ROW} in a row. compile: torch.compile, mode reduce-overhead. Roofline: "
         "the longer of the FLOPs of products (without what is masked) at the highest rate measured, and of the bytes "
         "of weights, inputs and results, each once, at that of copies; its share is that of irpar in a row. Host: "
-        "until the call comes back."
+        "until a call in a row comes back."
     ]
 
 

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 WARM = 3
@@ -40,7 +41,7 @@ class Times:
     Attributes:
         waited: of a run that is waited for.
         in_a_row: of each of `IN_A_ROW` runs that are waited for together: the device's time, where the host is faster.
-        host: until the call comes back, with the device idle before.
+        host: until the call comes back, of runs in a row.
         runs: how many runs the medians are of.
     """
 
@@ -78,17 +79,18 @@ def measure(subjects: Mapping[str, Subject], seconds: float) -> dict[str, Times]
 
 
 def _one(subject: Subject) -> tuple[float, float, float]:
-    """Seconds of a waited run, of each of several in a row, and of the host in a run."""
+    """Seconds of a waited run, of each of several in a row, and of the host in one of these."""
     subject.wait()
-    start = time.perf_counter()
-    subject.start()
-    back = time.perf_counter()
-    subject.wait()
+    begin = time.perf_counter()
+    subject.run()
     waited = time.perf_counter()
+    asked = [waited]
     for _ in range(IN_A_ROW):
         subject.start()
+        asked.append(time.perf_counter())
     subject.wait()
-    return waited - start, (time.perf_counter() - waited) / IN_A_ROW, back - start
+    in_a_row = (time.perf_counter() - waited) / IN_A_ROW
+    return waited - begin, in_a_row, statistics.median(after - before for before, after in pairwise(asked))
 
 
 def median_seconds(function: Callable[[], object], runs: int) -> float:
