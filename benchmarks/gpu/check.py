@@ -90,7 +90,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(name, help=argparse.SUPPRESS)
     for name in ("--result", "--scratch"):
         parser.add_argument(name, type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help="for each part, where it has more: what it found by then counts")
     options = parser.parse_args(words)
     options.group = options.group or ("nccl" if options.engine == "cupy" else "processes")
     return options
@@ -159,19 +159,20 @@ def _shard(name: str, shard: int, options: argparse.Namespace, scratch: Path) ->
     from benchmarks.gpu.findings import Findings
 
     part = PARTS[name]
+    seconds = min(part.seconds, options.seconds or part.seconds)
     folder = scratch / f"{name}-{shard}"
     folder.mkdir()
     result, log = folder / "result.json", folder / "log.txt"
     words = [sys.executable, str(Path(__file__).resolve()), "--part", name, "--shard", f"{shard}/{part.shards}"]
-    words += ["--result", str(result), "--scratch", str(folder), "--seconds", str(part.seconds)]
+    words += ["--result", str(result), "--scratch", str(folder), "--seconds", str(seconds)]
     words += ["--engine", options.engine, "--group", options.group]
     with log.open("wb") as stream:
         process = subprocess.Popen(words, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        code = process.wait(part.seconds + _TO_END)
+        code = process.wait(seconds + _TO_END)
         ending = f"ended with {code}"
     except subprocess.TimeoutExpired:
-        ending = f"did not end in {part.seconds + _TO_END:.0f} s"
+        ending = f"did not end in {seconds + _TO_END:.0f} s"
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
