@@ -5,7 +5,7 @@ from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
 from irpar.analysis.segments import is_segment, stretches
-from irpar.ir import DOMAIN, Graph, Node, Strings, captured_or_read, inherit
+from irpar.ir import DOMAIN, Graph, Node, Strings, Value, captured_or_read, inherit
 from irpar.ir.module import IRPAR_OPSET
 
 from .attention import attentions
@@ -14,6 +14,7 @@ from .attention_training import Forward, Gradient, trainings
 from .attention_writing import Make, written
 from .copies import copy_cheap_steps
 from .groups import Group, Grouping, Stretch
+from .order import turned
 from .products import Product, join_products
 
 Unit = Group | Attention | Forward | Gradient | Product
@@ -146,9 +147,28 @@ def _writer(unit: Unit) -> Callable[[Make], list[Node]]:
         return unit.written
     if isinstance(unit, Product):
         return unit.writer()
-    operands, results = unit.operands(), unit.results()
-    attributes = {"expression": Strings(unit.expression().lines)}
-    return lambda make: [make("Fused", operands, attributes, domain=DOMAIN, version=IRPAR_OPSET, results=results)]
+    return _fused(unit)
+
+
+def _fused(group: Group) -> Callable[[Make], list[Node]]:
+    """What writes the kernel of a group, and behind it a Transpose that the group has before it; see `order`."""
+    operands, results = group.operands(), group.results()
+    attributes = {"expression": Strings(group.expression().lines)}
+    found = turned(group)
+    if found is None:
+        return lambda make: [make("Fused", operands, attributes, domain=DOMAIN, version=IRPAR_OPSET, results=results)]
+    read = [found.source if value is found.operand else value for value in operands]
+    shape, version = found.source.shape, found.version
+
+    def write(make: Make) -> list[Node]:
+        made = [Value(f"{value.name}_in_order", value.tensor_type.with_shape(shape)) for value in results]
+        views = (
+            make("Transpose", [own], {"perm": found.order}, version=version, results=[value])
+            for own, value in zip(made, results, strict=True)
+        )
+        return [make("Fused", read, attributes, domain=DOMAIN, version=IRPAR_OPSET, results=made), *views]
+
+    return write
 
 
 def _origin(unit: Unit) -> Node:
