@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from irpar.kernels.cuda.generator import Launch, functions
+from irpar.kernels.cuda.expression_text import Launch, functions
 
 HEADER = Path(__file__).parent / "emulation.h"
 COMPILER = shutil.which("g++")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from irpar.kernels.cuda import Program
-from irpar.kernels.cuda.generator import Launch, generate
+from irpar.kernels.cuda.expression_text import Launch
+from irpar.kernels.cuda.generator import generate
 from irpar.kernels.cuda.layouts import Layout, merged
 
 from .emulated import COMPILER, compiled, emulate
