@@ -12,7 +12,7 @@ from irpar.kernels.cuda.cublas_lt import matmul, tf32
 from irpar.kernels.gemm import product
 from tests.gpu import NEEDS_GPU, cupy
 
-from .test_cublas_lt import exact
+from .test_cublas_lt import finished
 
 pytestmark = NEEDS_GPU
 
@@ -55,14 +55,21 @@ def guarded(shape: tuple[int, ...], dtype: np.dtype, offset: int) -> tuple[Any, 
     return memory[offset + GUARD : memory.size - GUARD].reshape(shape), memory
 
 
-def check_close(found: Any, a: np.ndarray, b: np.ndarray, unit: float, **addends: Any) -> None:
-    wanted = exact(a, b, **addends)
-    room = abs(addends["alpha"]) * np.matmul(abs(a.astype(F64)), abs(b.astype(F64)))
-    for addend in (addends["bias"], addends["residual"]):
-        room = room if addend is None else room + abs(addend.astype(F64))
-    error = abs(cupy().asnumpy(found).astype(F64) - wanted)
-    worst = (error / (unit * (room + 1e-3))).max()
-    assert worst <= 1, f"an error of {worst:.3g} times what rounding explains"
+class Exact:
+    """A product in float64, and the sum of what was added up without signs."""
+
+    def __init__(self, a: np.ndarray, b: np.ndarray) -> None:
+        wide = [x.astype(F64) for x in (a, b)]
+        self.product, self.room = np.matmul(*wide), np.matmul(*map(abs, wide))
+
+    def check(self, found: Any, unit: float, **addends: Any) -> None:
+        """A result, by what rounding explains."""
+        room = abs(addends["alpha"]) * self.room
+        for addend in (addends["bias"], addends["residual"]):
+            room = room if addend is None else room + abs(addend.astype(F64))
+        error = abs(cupy().asnumpy(found).astype(F64) - finished(self.product, **addends))
+        worst = (error / (unit * (room + 1e-3))).max()
+        assert worst <= 1, f"an error of {worst:.3g} times what rounding explains"
 
 
 PLAIN: dict[str, Any] = {"bias": None, "activation": None, "residual": None, "alpha": 1.0, "beta": 1.0}
@@ -73,13 +80,14 @@ PLAIN: dict[str, Any] = {"bias": None, "activation": None, "residual": None, "al
 def test_products(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
     numbers = np.random.default_rng()
     a, b = (numbers.standard_normal(shape).astype(dtype) for shape in shapes)
-    shape = np.matmul(a.astype(F64), b.astype(F64)).shape
+    exact = Exact(a, b)
+    shape = exact.product.shape
     for layouts in itertools.product(("plain", "turned"), repeat=2):
         for offsets in ((0, 0, 0), (1, 3, 1), (8, 0, 4)):
             left, right = (place(x, *how) for x, *how in zip((a, b), layouts, offsets, strict=False))
             out, memory = guarded(shape, result, offsets[2])
             assert matmul(cupy(), left, right, out, dtype=result) is out
-            check_close(out, a, b, UNIT[result], **PLAIN)
+            exact.check(out, UNIT[result], **PLAIN)
             edges = cupy().concatenate([memory[: offsets[2] + GUARD], memory[-GUARD:]])
             np.testing.assert_array_equal(cupy().asnumpy(edges), np.asarray(POISON).astype(result))
 
@@ -89,7 +97,8 @@ def test_products(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
 def test_what_follows(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
     numbers = np.random.default_rng()
     a, b = (numbers.standard_normal(shape).astype(dtype) for shape in shapes)
-    shape = np.matmul(a.astype(F64), b.astype(F64)).shape
+    exact = Exact(a, b)
+    shape = exact.product.shape
     bias, residual = (numbers.standard_normal(x).astype(dtype) for x in (shape[-1], shape))
     left, right = place(a, "plain", 0), place(b, "plain", 0)
     for activation in (None, "relu", "gelu_tanh"):
@@ -101,14 +110,14 @@ def test_what_follows(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
             factors: dict[str, Any] = {"activation": activation, "alpha": 0.5, "beta": 1.0}
             out, _ = guarded(shape, result, 0)
             assert matmul(cupy(), left, right, out, dtype=result, **placed, **factors) is out
-            check_close(out, a, b, 2 * unit, **addends, **factors)
+            exact.check(out, 2 * unit, **addends, **factors)
 
 
 @pytest.mark.parametrize("batch", [65535, 65536, 70001])
 def test_batches_of_many_small_products(batch: int) -> None:
     numbers = np.random.default_rng()
     a, b = (numbers.standard_normal((batch, 3, 3)).astype(F32) for _ in range(2))
-    check_close(product(cupy(), cupy().asarray(a), cupy().asarray(b)), a, b, UNIT[F32], **PLAIN)
+    Exact(a, b).check(product(cupy(), cupy().asarray(a), cupy().asarray(b)), UNIT[F32], **PLAIN)
 
 
 def test_sums_of_16_bit_products_are_not_rounded_in_between() -> None:
@@ -172,6 +181,6 @@ def test_captured_products_see_operands_of_the_replay(dtype: np.dtype, operator:
             stream.synchronize()
             left, right, added = given
             if operator == "Gemm":
-                check_close(found, right[1].T, left[1].T, 2 * UNIT[dtype], **{**PLAIN, "bias": added})
+                Exact(right[1].T, left[1].T).check(found, 2 * UNIT[dtype], **{**PLAIN, "bias": added})
             else:
-                check_close(found, left, right, UNIT[dtype], **PLAIN)
+                Exact(left, right).check(found, UNIT[dtype], **PLAIN)
