@@ -173,8 +173,16 @@ def test_products_by_letters() -> None:
         SCORES + "%p = Softmax(%s) {axis=-1}\n%d = Relu(%p)\n%y = MatMul(%d, %v)",
         SCORES + "%c = constant : f32[] 2.0\n%m = Pow(%s, %c)\n%p = Softmax(%m) {axis=-1}\n%y = MatMul(%p, %v)",
         "%s = MatMul(%q, %k)\n%p = Softmax(%s) {axis=-1}\n%y = MatMul(%p, %v)",
+        SCORES + "%n = constant : f32[] nan\n%f = IsInf(%v)\n%s_ = Where(%f, %n, %s)" + WEIGHTED,
     ],
-    ids=["weights that are read", "another axis", "weights that change", "scores that change", "another product"],
+    ids=[
+        "weights that are read",
+        "another axis",
+        "weights that change",
+        "scores that change",
+        "another product",
+        "NaN",
+    ],
 )
 def test_what_is_none(body: str) -> None:
     square = "%q: f32[2, 3, 8, 8], %k: f32[2, 3, 8, 8], %v: f32[2, 3, 8, 8]"

@@ -7,7 +7,8 @@
     %p = Softmax(%m)
     %y = MatMul(%p, %v)
 
-A query that sees no key gets zeros, where Softmax of nothing but minus infinity gives NaN.
+A query that sees no key gets zeros, where Softmax of nothing but minus infinity gives NaN; and weights by its scores,
+where a finite number stood in place of all of them.
 """
 
 import math
@@ -146,7 +147,7 @@ class Finder:
         assert condition is not None
         for chosen, other, negated in ((first, second, False), (second, first, True)):
             low = number_of(other)
-            if low is None or low > LOW or chosen is None or number_of(chosen) is not None:
+            if low is None or not low <= LOW or chosen is None or number_of(chosen) is not None:
                 continue
             if low == -math.inf:
                 self._hide(condition, negated)
