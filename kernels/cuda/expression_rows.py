@@ -98,7 +98,7 @@ class RowKernel(KernelText):
 
     def launch(self) -> Launch:
         """See `generate`."""
-        threads, problem = self.threads, self.problem
+        threads = self.threads
         rows_of_block = 128 // threads if threads <= 32 else 1
         block = threads * rows_of_block
         rows, length = self.argument("rows", self.rows), self.argument("length", self.length)
@@ -128,7 +128,6 @@ class RowKernel(KernelText):
         body += [*indented(inside), "}"]
         blocks = -(-self.rows // rows_of_block)
         grid = min(blocks, self.multiprocessors * max(1, 2048 // block) * 4)
-        assert problem.reduced
         return Launch(self.source(body, block), grid, block, self.numbers)
 
     def _stage_lines(self, base: Mapping[str, str]) -> list[str]:

@@ -47,7 +47,7 @@ class ElementKernel(KernelText):
 
     def launch(self) -> Launch:
         """See `generate`."""
-        problem, steps = self.problem, self.problem.expression.steps
+        problem = self.problem
         count = self.argument("count", problem.count)
         begins = {name: self.argument(f"half_{name}", begin) for name, begin in problem.rotated.items()}
         wide = Wide(self, self.dims, None, begins)
@@ -68,7 +68,6 @@ class ElementKernel(KernelText):
         if inner:
             step = f"(Index)gridDim.x * {THREADS * self.width}"
             body += [f"for (; c < {count}; c += {step}) {{", *indented(loop), "}"]
-        assert steps
         blocks = -(-problem.count // (THREADS * self.width))
         grid = min(blocks, 16 * self.multiprocessors)
         return Launch(self.source(body, THREADS), grid, THREADS, self.numbers)

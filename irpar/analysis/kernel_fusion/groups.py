@@ -158,7 +158,7 @@ class Group:
 
     def with_other(self, other: "Group") -> "Group | None":
         """Both in one, where one kernel can compute their shapes and is not too large for it."""
-        first, second = self.members[self.last].node, other.members[other.last].node
+        first, second = self.last, other.last
         if (first.phase, first.stage, first.place) != (second.phase, second.stage, second.place):
             return None
         members = {**self.members, **other.members}

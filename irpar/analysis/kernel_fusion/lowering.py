@@ -127,7 +127,7 @@ def _is_covered(value: Value) -> bool:
 # -- elementwise ------------------------------------------------------------------------------------------------------
 
 
-def _operand(node: Node, made: Lowered, index: int) -> Given:
+def _operand(node: Node, index: int) -> Given:
     """An operand, or its number where it is a constant scalar that no shape comes of."""
     value = needed(node, index)
     others = [other for place, other in enumerate(node.inputs) if place != index and not _is_scalar(other)]
@@ -153,12 +153,12 @@ def _plain(node: Node, made: Lowered) -> Sequence[Given | None]:
         if not isinstance(given, int | float | str):
             raise CannotTellError(name)
         settings[name] = float(np.float32(given)) if isinstance(given, float) else given
-    return [made.step(node.op_type, *(_operand(node, made, index) for index in range(operator.operands)), **settings)]
+    return [made.step(node.op_type, *(_operand(node, index) for index in range(operator.operands)), **settings)]
 
 
 def _where(node: Node, made: Lowered) -> Sequence[Given | None]:
     condition = needed(node, 0)
-    chosen = [_operand(node, made, 1), _operand(node, made, 2)]
+    chosen = [_operand(node, 1), _operand(node, 2)]
     if all(isinstance(given, Number) for given in chosen):
         chosen[0] = needed(node, 1)
     return [made.step("Where", condition, *chosen)]
@@ -166,7 +166,7 @@ def _where(node: Node, made: Lowered) -> Sequence[Given | None]:
 
 def _power(node: Node, made: Lowered) -> Sequence[Given | None]:
     base, exponent = needed(node, 0), needed(node, 1)
-    given = _operand(node, made, 1)
+    given = _operand(node, 1)
     if not base.dtype.is_float:
         raise CannotTellError("a power of integers")
     if isinstance(given, Number):  # Of any dtype: it is a number beside the base.
@@ -186,7 +186,7 @@ def _folded(op_type: str) -> Lower:
         name = {"Sum": "Add", "Mean": "Add"}.get(op_type, op_type)
         total: Given = needed(node, 0)
         for index in range(1, len(node.operands)):
-            total = made.step(name, total, _operand(node, made, index))
+            total = made.step(name, total, _operand(node, index))
         if op_type == "Mean":
             total = made.step("Div", total, made.number(len(node.operands)))
         return [total]
@@ -202,7 +202,7 @@ def _clip(node: Node, made: Lowered) -> Sequence[Given | None]:
             limit = float(np.finfo(np.float32).max)
             bound = made.number(float_attribute(node, name, -limit if name == "min" else limit))
         elif operand(node, index) is not None:
-            bound = _operand(node, made, index)
+            bound = _operand(node, index)
         if bound is not None:
             value = made.step(op_type, value, bound)
     return [value]
