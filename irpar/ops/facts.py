@@ -171,6 +171,11 @@ def data_of(value: Value) -> Tensor | None:
     return origin.data if origin.type == value.type else None
 
 
+def replicated_data(value: Value) -> Tensor | None:
+    """The numbers of a constant that ranks have in full; None of any other value, and of a block of a constant."""
+    return value.data if value.data is not None and value.data.type == value.type else None
+
+
 def ints_operand(node: Node, index: int) -> tuple[int, ...] | None:
     """The ints of a constant operand, or None where it is left out.
 

@@ -153,6 +153,25 @@ def test_flags() -> None:
     assert "%y_mul = Mul(%y_cast, %low)" in finite
 
 
+def test_a_block_of_a_causal_mask_is_a_mask() -> None:
+    takes = ", ".join(f"%{name}: f32[2, 3, 4, 16] of [2, 3, 4, 16]" for name in "qkv")
+    module = parse_module(
+        f"""
+        mesh @m = ["x"=2, "y"=2]
+        graph local @g({takes}) -> (%y) opset 23 ranks [0, 1, 2, 3] {{
+          %m = constant : f32[4, 4] of [8@x, 8@y] whole {CAUSAL}
+          %kt = Transpose(%k) {{perm=[0, 1, 3, 2]}} : f32[2, 3, 16, 4] of [2, 3, 16, 4]
+          %s = MatMul(%q, %kt) : f32[2, 3, 4, 4] of [2, 3, 4, 4]
+          %a = Add(%s, %m) : f32[2, 3, 4, 4] of [2, 3, 4, 4]
+          %p = Softmax(%a) {{axis=-1}} : f32[2, 3, 4, 4] of [2, 3, 4, 4]
+          %y = MatMul(%p, %v) : f32[2, 3, 4, 16] of [2, 3, 4, 16]
+        }}
+        """
+    )
+    fuse(module.graph)
+    assert "Attention(%q, %k, %v, %m) {scale=1.0}" in print_module(module).text
+
+
 def test_products_by_letters() -> None:
     inputs = "%q: f32[2, 8, 3, 16], %k: f32[2, 8, 3, 16], %v: f32[2, 8, 3, 24]"
     body = """

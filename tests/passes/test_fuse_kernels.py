@@ -217,6 +217,33 @@ def test_nothing_moves_over_communication(rewritten: Any) -> None:
     assert text.count("irpar.Fused") == 2
 
 
+def test_a_block_of_one_number_is_none(rewritten: Any) -> None:
+    text = rewritten(
+        "fuse-kernels",
+        """
+        mesh @m = ["tp"=2]
+        graph local @g(%x: f32[8, 8] of [8, 8]) -> (%y) opset 21 ranks [0, 1] {
+          %a = constant : f32[1] of [2@tp] whole [1.0, 2.0]
+          %s = Add(%x, %a) : f32[8, 8] of [8, 8]
+          %y = Exp(%s) : f32[8, 8] of [8, 8]
+        }
+        """,
+    )
+    assert "Fused(%x, %a)" in text
+    assert "Add(x0, x1)" in text
+
+
+@pytest.mark.parametrize("values", [(-np.inf, 0.0), (-1e9, 1.0)])
+def test_one_hot_values_that_no_step_leads_to_stay(rewritten: Any, values: tuple[float, float]) -> None:
+    lines = (
+        "%depth = constant : i64[] 8",
+        f"%values = constant : f32[2] [{', '.join(map(repr, values))}]",
+        "%hot = OneHot(%i, %depth, %values) {axis=-1} : f32[64, 8]",
+        "%y = Add(%hot, %x) : f32[64, 8]",
+    )
+    assert "OneHot(%i" in rewritten("fuse-kernels", graph(*lines, takes="%i: i64[64], %x: f32[64, 8]"))
+
+
 def test_phases_stay_apart(rewritten: Any) -> None:
     text = rewritten(
         "fuse-kernels",

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from irpar.ir import DType, Node, Value
-from irpar.ops.facts import ints_attribute
+from irpar.ops.facts import ints_attribute, replicated_data
 
 from .attention_form import FLOATS, KEYS_BY_PLACES, LOW, View
 
@@ -164,13 +164,14 @@ def factor_of(node: Node) -> tuple[Value | None, float]:
 
 
 def _squared(value: Value) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None":
-    """A constant of queries and keys, which are as many; None for another value."""
-    if value.data is None or len(value.data.shape) < 2:
+    """A constant of queries and keys, which are as many; None for another value, and where a rank has a block of it."""
+    data = replicated_data(value)
+    if data is None or len(data.shape) < 2:
         return None
-    *leading, queries, keys = value.data.shape
+    *leading, queries, keys = data.shape
     if queries != keys or queries < 2 or any(size != 1 for size in leading):
         return None
-    return value.data.numpy().reshape(queries, keys)
+    return data.numpy().reshape(queries, keys)
 
 
 def is_causal_flags(value: Value, negated: bool) -> bool:

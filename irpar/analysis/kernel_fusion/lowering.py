@@ -11,6 +11,7 @@ import numpy as np
 from irpar.ir import DType, Node, Value, tensor_type
 from irpar.kernels import has_kernel
 from irpar.kernels.expression import DTYPES, OPERATORS, Attribute, Number
+from irpar.kernels.operands import compute_dtype
 from irpar.ops.facts import (
     CannotTellError,
     axes_of,
@@ -22,6 +23,7 @@ from irpar.ops.facts import (
     ints_operand,
     needed,
     operand,
+    replicated_data,
 )
 
 
@@ -131,11 +133,11 @@ def _operand(node: Node, index: int) -> Given:
     """An operand, or its number where it is a constant scalar that no shape comes of."""
     value = needed(node, index)
     others = [other for place, other in enumerate(node.inputs) if place != index and not _is_scalar(other)]
-    if value.is_constant and _is_scalar(value) and others:
+    data = replicated_data(value)
+    if data is not None and _is_scalar(value) and others:
         widest = max(len(other.shape) for other in others)
         if len(value.shape) <= widest:
-            assert value.data is not None
-            return Number.of(value.data.numpy().reshape(())[()], value.dtype.numpy)
+            return Number.of(data.numpy().reshape(())[()], value.dtype.numpy)
     return value
 
 
@@ -261,9 +263,10 @@ def _rotated(node: Node, made: Lowered) -> Sequence[Given | None]:
 def _one_hot(node: Node, made: Lowered) -> Sequence[Given | None]:
     """Whether an index, counted from the end where it is negative, is the place along the axis."""
     indices, depth, values = needed(node, 0), ints_operand(node, 1), needed(node, 2)
-    if not indices.dtype.is_integer or depth is None or len(depth) != 1 or values.data is None:
-        raise CannotTellError("depth or values")
-    if values.dtype.text not in DTYPES or not values.dtype.is_float:
+    if not indices.dtype.is_integer or depth is None or len(depth) != 1:
+        raise CannotTellError("depth")
+    data = replicated_data(values)
+    if data is None or values.dtype.text not in DTYPES or not values.dtype.is_float:
         raise CannotTellError("values")
     rank, (size,) = len(indices.shape) + 1, depth
     place = int_attribute(node, "axis", -1)
@@ -272,10 +275,14 @@ def _one_hot(node: Node, made: Lowered) -> Sequence[Given | None]:
     end = made.step("Add", index, Number.of(size, indices.dtype.numpy))
     is_place = made.step("Or", *(made.step("IsIndex", each, axis=axis, size=size) for each in (index, end)))
     found: Given = made.step("Cast", is_place, to=values.dtype.text)
-    off, on = (float(value) for value in values.data.numpy().astype(np.float64))
-    if (off, on) != (0.0, 1.0):
-        scaled = made.step("Mul", found, Number.of(on - off, values.dtype.numpy))
-        found = made.step("Add", scaled, Number.of(off, values.dtype.numpy))
+    off, on = data.numpy().astype(compute_dtype(values.dtype.numpy))
+    if (off, on) != (0, 1):
+        with np.errstate(all="ignore"):
+            step = on - off
+            if not np.isfinite(step) or abs(off + step - on) > 1e-6 * abs(on):
+                raise CannotTellError("values so far apart")
+        found = made.step("Mul", found, Number.of(step, values.dtype.numpy))
+        found = made.step("Add", found, Number.of(off, values.dtype.numpy))
     return [found]
 
 
