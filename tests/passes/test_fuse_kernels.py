@@ -426,6 +426,18 @@ def test_a_product_takes_its_bias_and_residual(check_golden: Any, reads_bias: bo
 APART = [
     (BIAS, '%y = Gelu(%h) {approximate="none"} : f32[64, 8]'),  # The library has the other one.
     (BIAS, "%y = Relu(%h) : f32[64, 8]"),  # The library's may lose a NaN.
+    (
+        *constants(low=-65504.0, high=65504.0),
+        BIAS,
+        "%y = Clip(%h, %low, %high) : f32[64, 8]",
+    ),  # Only for large numbers.
+    (
+        *constants(c=1e4),
+        "%d = Div(%p, %c) : f32[64, 8]",
+        "%t = Tanh(%d) : f32[64, 8]",
+        "%m = Mul(%t, %c) : f32[64, 8]",
+        "%y = Add(%m, %b) : f32[64, 8]",
+    ),
     ("%y = Mul(%p, %b) : f32[64, 8]",),
     ("%y = Sub(%r, %p) : f32[64, 8]",),
     (BIAS, "%a = Exp(%p) : f32[64, 8]", "%y = MatMul(%a, %h) : f32[64, 8]"),  # The product is read twice.

@@ -23,6 +23,8 @@ Activation = Literal["none", "gelu_tanh"]
 Array = np.ndarray[Any, Any]
 
 _PROBES = 64
+_SMOOTH = frozenset(("Add", "Div", "Gelu", "Mul", "Neg", "Pow", "Sigmoid", "Sub", "Tanh"))
+"""What sums and Gelus are made of. Other operators may differ where nothing is tried, as a Min that only limits."""
 _NEAR = {DType.F16: 3e-4, DType.BF16: 3e-4, DType.F32: 1e-5, DType.F64: 1e-5}
 """How far results of what is tried may be apart, of which constants have a dtype's digits."""
 
@@ -116,11 +118,11 @@ def _role(value: Value, product: Value) -> Role | None:
 @lru_cache(maxsize=1024)
 def _what_is_done(lines: tuple[str, ...], roles: tuple[Role, ...], dtype: DType) -> Activation | None:
     """What an expression does to a product: a sum, and perhaps Gelu of it; None where it is neither."""
-    if any(step.op_type == "Cast" for step in parse(lines).steps):
+    if any(step.op_type not in _SMOOTH for step in parse(lines).steps):
         return None
     random = np.random.default_rng(0)
     numbers: dict[Role, Array] = {
-        "product": random.normal(size=(_PROBES, 4)) * 3,
+        "product": random.normal(size=(_PROBES, 4)) * np.tile([[3], [3e4]], (_PROBES // 2, 1)),
         "bias": random.normal(size=4),
         "residual": random.normal(size=(_PROBES, 4)),
     }
