@@ -119,6 +119,7 @@ def fit(made: Attention) -> bool:
 
 
 def broadcasts(value: Value, shape: tuple[int, ...]) -> bool:
+    """Whether a mask broadcasts to the shape of scores; one of keys alone would be no Attention's."""
     if not value.is_static or not 2 <= len(value.shape) <= len(shape):
         return False
     aligned = shape[len(shape) - len(value.shape) :]

@@ -151,6 +151,13 @@ def _needed(node: Node | None, op_type: str) -> Node:
 
 
 class _Pair:
+    """Looks for both directions around one Softmax.
+
+    Args:
+        finder: what it found of the scores.
+        product: the product that they are of.
+    """
+
     def __init__(self, finder: Finder, product: Node) -> None:
         self.finder = finder
         self.product = product

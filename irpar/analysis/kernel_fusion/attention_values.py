@@ -110,6 +110,7 @@ def transposed_by_parts(node: Node, inside: dict[Node, int]) -> Value | None:
 
 
 def permutation(node: Node) -> tuple[int, ...] | None:
+    """The order in which a Transpose gives the dims of its operand."""
     value = node.operand(0)
     if value is None or not value.is_static:
         return None
