@@ -244,6 +244,9 @@ def _multiply_padded(
     xp: ArrayModule, multiplier: Multiplier, call: Gemm, a: Array, b: Array, result: Array, finish: Finish
 ) -> bool:
     """Compute a product in pieces of rows, with what lies at odd places copied to even ones; see `padding`."""
+    whole, last = padding.column_parts(call, result.itemsize)
+    if not whole.n:
+        return False
     is_odd = [padding.is_odd(own, x.data.ptr, x.itemsize) for own, x in ((call.a, a), (call.b, b), (call.c, result))]
 
     def even(is_needed: bool, lines: Array, operand: Operand) -> tuple[Array, Operand]:
@@ -254,17 +257,17 @@ def _multiply_padded(
         return made, operand
 
     a_lines = padding.lines(xp, a, call.a, call.m, call.k)
-    right, b_place = even(is_odd[1], padding.lines(xp, b, call.b, call.k, call.n), call.b)
-    for rows in padding.row_pieces(call, result.itemsize):
+    right, b_place = even(is_odd[1], padding.lines(xp, b, call.b, call.k, whole.n), call.b)
+    for rows in padding.row_pieces(whole, result.itemsize):
         left, a_place = even(is_odd[0], a_lines[:, rows] if call.a.transposed else a_lines[rows], call.a)
-        own = result.reshape(call.m, call.n)[rows]
+        own = result.reshape(call.m, call.n)[rows, : whole.n]
         target, place = padding.apart(xp, own, call.c) if is_odd[2] else (own, call.c)
-        piece = call._replace(m=rows.stop - rows.start, a=a_place, b=b_place, c=place)
-        if not _is_done(multiplier, [piece], left, right, target, finish):
+        piece = whole._replace(m=rows.stop - rows.start, a=a_place, b=b_place, c=place)
+        if not _is_done(multiplier, [piece], left, right, target, finish.of_columns(slice(whole.n))):
             return False
         if is_odd[2]:
             padding.copy_rows(multiplier.gpu, target, own)
-    return True
+    return not last.n or _is_done(multiplier, [last], a, b, result, finish.of_columns(slice(whole.n, None)))
 
 
 def _is_done(multiplier: Multiplier, calls: list[Gemm], a: Array, b: Array, result: Array, finish: Finish) -> bool:

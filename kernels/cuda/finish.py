@@ -45,6 +45,10 @@ class Finish(NamedTuple):
 
         return Finish(taken(self.bias), self.activation, taken(self.residual), self.alpha, self.beta)
 
+    def of_columns(self, columns: slice) -> "Finish":
+        """What follows in some columns of the result, where nothing is added that is of its shape."""
+        return self if self.bias is None else self._replace(bias=self.bias[columns])
+
     def arguments(self, wide: "np.dtype[Any]") -> tuple[list[Any], list[Any]]:
         """As a launch takes them, for sums in some dtype: pointers, and numbers."""
         pointers = [_NONE if x is None else x for x in (self.bias, self.residual)]

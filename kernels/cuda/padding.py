@@ -2,7 +2,8 @@
 
 A vocabulary of 50,257 makes rows of logits that begin anywhere, for which cuBLASLt has only slow kernels. So such a
 product is computed in pieces of rows, each of which has its rows further apart and is then copied to where it belongs,
-out of the cache; operands that lie so are copied before.
+out of the cache; operands that lie so are copied before. As its fast kernels take sizes of whole 16 bytes alone, the
+last 1 to 7 columns are a product of their own.
 """
 
 from collections.abc import Iterator
@@ -67,6 +68,18 @@ def apart(xp: ArrayModule, lines: Array, operand: Operand) -> tuple[Array, Opera
     length = -(-lines.shape[1] * lines.itemsize // ALIGNMENT) * ALIGNMENT // lines.itemsize
     made = xp.empty((lines.shape[0], length), dtype=lines.dtype)
     return made[:, : lines.shape[1]], operand._replace(leading=length)
+
+
+def column_parts(call: Gemm, itemsize: int) -> tuple[Gemm, Gemm]:
+    """A product of the columns that are whole 16 bytes of a row, and one of those that are left; either may have none.
+
+    50,257 columns of 2 bytes are 50,256 and 1.
+    """
+    count = call.n - call.n % (ALIGNMENT // itemsize)
+    step = call.b.leading if call.b.transposed else 1
+    last_b = call.b._replace(offset=call.b.offset + count * step)
+    last_c = call.c._replace(offset=call.c.offset + count)
+    return call._replace(n=count), call._replace(n=call.n - count, b=last_b, c=last_c)
 
 
 def row_pieces(call: Gemm, itemsize: int) -> Iterator[slice]:
