@@ -1,7 +1,7 @@
 """How CP-SAT is run: for so long, and the same way each time as far as time allows."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from math import gcd
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,12 +87,16 @@ def _solver(seconds: float, workers: int) -> "CpSolver":
 
 def _solve(solver: "CpSolver", model: "CpModel", callback: "Callback | None" = None) -> int:
     """Search, in a thread of its own: so signals that end the process reach it, which then ends the search."""
+    search: Future[Any] | None = None
     with ThreadPoolExecutor(1, "CP-SAT") as thread:
-        search = thread.submit(solver.solve, model, callback)
         try:
+            search = thread.submit(solver.solve, model, callback)
             return int(search.result())
         except BaseException:
-            solver.stop_search()
+            # One that has not begun does not hear that it is to stop.
+            while search is not None and not search.done():
+                solver.stop_search()
+                wait([search], timeout=0.05)
             raise
 
 

@@ -4,6 +4,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 SEARCH = """
 import os, signal, threading
 from irpar.analysis.cp_sat import run, solver_module
@@ -19,16 +21,18 @@ model.add_no_overlap_2d(across, up)
 for each in up:
     model.add(each.end_expr() <= end)
 model.minimize(end)
-threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
     run(model, 100)
 except KeyboardInterrupt:
     print("ended")
 """
 
 
-def test_a_signal_that_ends_the_process_ends_a_search() -> None:
+@pytest.mark.parametrize("seconds", ["1", "0.001"])
+def test_a_signal_that_ends_the_process_ends_a_search(seconds: str) -> None:
     begin = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", SEARCH], capture_output=True, text=True, timeout=90, check=False)
+    program = SEARCH.replace("SECONDS", seconds)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90, check=False)
     assert done.stdout == "ended\n", done.stderr
     assert time.monotonic() - begin < 60
