@@ -148,9 +148,22 @@ def test_flags() -> None:
     assert kept == "%y = Attention(%q, %k, %v, %m) {scale=1.0} : f32[2, 3, 8, 24]"
     hidden = fused(low + SCORES + "%s_ = Where(%m, %low, %s)" + WEIGHTED, inputs)
     assert hidden.startswith("%y_not = Not(%m)")
-    finite = fused(low.replace("-inf", "-1e9") + SCORES + "%s_ = Where(%m, %low, %s)" + WEIGHTED, inputs)
+    finite = fused(low.replace("-inf", "-3e38") + SCORES + "%s_ = Where(%m, %low, %s)" + WEIGHTED, inputs)
     assert "%y_cast = Cast(%m) {to=1}" in finite
     assert "%y_mul = Mul(%y_cast, %low)" in finite
+
+
+def test_a_query_that_may_see_no_key() -> None:
+    """Where all keys have one number a softmax weighs them equally; that number added to scores would not."""
+    inputs = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24], %m: bool[2, 1, 1, 8]"
+    low = "%low = constant : f32[] -1e9\n"
+    assert "Attention" not in fused(low + SCORES + "%s_ = Where(%m, %s, %low)" + WEIGHTED, inputs)
+    rows = ", ".join("[" + ", ".join(str(abs(i - j) < 2).lower() for j in range(8)) + "]" for i in range(8))
+    near = f"%near = constant : bool[8, 8] [{rows}]\n"
+    kept = SCORES + "%s_ = Where(%near, %s, %low)"
+    assert "= Attention(" in fused(low + near + kept + WEIGHTED, inputs)
+    both = SCORES.replace("%s =", "%t =") + "%s = Where(%m, %t, %low) : f32[2, 3, 8, 8]\n%s_ = Where(%near, %s, %low)"
+    assert "= Attention(" not in fused(low + near + both + WEIGHTED, inputs)
 
 
 def test_a_block_of_a_causal_mask_is_a_mask() -> None:

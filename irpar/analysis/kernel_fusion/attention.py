@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.ops.facts import CannotTellError, int_attribute
 
-from .attention_form import FLOATS, KEYS_BY_PLACES, LOW, Attention, Masked, View, fit
+from .attention_form import FLOATS, KEYS_BY_PLACES, LOW, LOWEST, Attention, Masked, View, fit
 from .attention_values import (
     factor_of,
     guarded,
@@ -28,6 +28,7 @@ from .attention_values import (
     number_of,
     orders_of,
     permutation,
+    shows_every_query,
     transposed_by_parts,
     unexpanded,
     without_repeats,
@@ -85,6 +86,8 @@ class Finder:
     path: list[Node] = field(default_factory=list)
     """Nodes whose results are scores or weights: nothing else may read these."""
     masks: list[Masked] = field(default_factory=list)
+    finite: list[Masked] = field(default_factory=list)
+    """Masks that hide keys by a finite number."""
     scale: float = 1.0
     softcap: float = 0.0
     is_causal: bool = False
@@ -124,7 +127,7 @@ class Finder:
                 return None
             self.path.append(node)
             if node.op_type in ("MatMul", "Einsum"):
-                return node
+                return node if self._takes_finite() else None
             following: Value | None
             if node.op_type in ("Cast", "Identity"):
                 following = node.operand(0)
@@ -151,10 +154,8 @@ class Finder:
                 continue
             if low == -math.inf:
                 self._hide(condition, negated)
-            elif is_causal_flags(condition, negated):
-                self.is_causal = True
             else:
-                self.masks.append(Masked(condition, negated, other))
+                self.finite.append(Masked(condition, negated, other))
             return chosen
         return None
 
@@ -168,11 +169,29 @@ class Finder:
             if flags is not None:
                 self._hide(*flags)
             elif is_causal_numbers(mask):
-                self.is_causal = True
+                self.finite.append(Masked(mask))
             else:
                 self.masks.append(Masked(mask))
             return scores
         return None
+
+    def _takes_finite(self) -> bool:
+        """Let what hides keys by a finite number be a mask; False where it cannot.
+
+        A softmax weighs keys equally that all have one number in the place of their scores. An Attention would weigh
+        them by their scores: so each query must see a key, or the number be so low that a score adds nothing to it.
+        """
+        is_alone = len(self.finite) == 1 and not (self.masks or self.is_causal)
+        for mask in self.finite:
+            if is_alone and (mask.low is None or is_causal_flags(mask.value, mask.negated)):
+                self.is_causal = True
+            elif mask.low is None or (is_alone and shows_every_query(mask.value, mask.negated)):
+                self.masks.append(mask)
+            elif (low := number_of(mask.low)) is not None and low <= LOWEST:
+                self.masks.append(mask)
+            else:
+                return False
+        return True
 
     def _flags(self, mask: Value) -> tuple[Value, bool] | None:
         """The condition of a Where between zero and minus infinity, and whether it hides where it holds."""

@@ -9,6 +9,8 @@ VERSION = 23
 """The first version of the operator set that has Attention."""
 LOW = -1e4
 """What is added to the score of a key that is not to be seen; its weight is zero then, rounded."""
+LOWEST = -1e30
+"""A score adds nothing to such a number, rounded."""
 KEYS_BY_PLACES = (0, 1, 3, 2)
 """The order of dims in which keys are multiplied, as a Transpose of (batch, heads, keys, size)."""
 FLOATS = (DType.F16, DType.BF16, DType.F32, DType.F64)

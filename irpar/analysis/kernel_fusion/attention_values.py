@@ -183,6 +183,14 @@ def is_causal_flags(value: Value, negated: bool) -> bool:
     return flags is not None and np.array_equal(flags != negated, np.tri(len(flags), dtype=bool))
 
 
+def shows_every_query(value: Value, negated: bool) -> bool:
+    """Whether flags of keys are known, and each query sees one."""
+    data = replicated_data(value)
+    if data is None or data.dtype is not DType.BOOL or not data.shape or data.shape[-1] < 2:
+        return False
+    return bool((data.numpy() != negated).any(axis=-1).all())
+
+
 def is_causal_numbers(value: Value) -> bool:
     """Whether numbers that are added hide the keys behind each query's place, and leave the others."""
     if value.data is None or value.data.dtype not in FLOATS:
