@@ -183,14 +183,14 @@ class Finder:
         """
         is_alone = len(self.finite) == 1 and not (self.masks or self.is_causal)
         for mask in self.finite:
+            low = None if mask.low is None else number_of(mask.low)
             if is_alone and (mask.low is None or is_causal_flags(mask.value, mask.negated)):
                 self.is_causal = True
-            elif mask.low is None or (is_alone and shows_every_query(mask.value, mask.negated)):
-                self.masks.append(mask)
-            elif (low := number_of(mask.low)) is not None and low <= LOWEST:
-                self.masks.append(mask)
-            else:
+                continue
+            is_added = mask.low is None or (low is not None and low <= LOWEST)
+            if not is_added and not (is_alone and shows_every_query(mask.value, mask.negated)):
                 return False
+            self.masks.append(mask)
         return True
 
     def _flags(self, mask: Value) -> tuple[Value, bool] | None:
