@@ -51,7 +51,7 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
     is_training: bool = False
     is_tf32: bool = False
-    seconds: float = 90.0
+    seconds: float = 45.0
 
     @property
     def rate(self) -> str:
@@ -289,13 +289,13 @@ def _resnet_case(batch: int, dtype: str) -> Case:
 
 def _training_case(dtype: str) -> Case:
     settings = {**_GPT2, "batch": 4, "seq": 256}
-    return Case(f"gpt2-train-{SHORT[dtype]}", "gpt", dtype, settings, is_training=True, seconds=120)
+    return Case(f"gpt2-train-{SHORT[dtype]}", "gpt", dtype, settings, is_training=True, seconds=75)
 
 
 QUICK = (
     _gpt_case(1, 128, HALF),
-    Case("llama-block-bf16", "llama", BRAIN, {**_LLAMA3, **_BLOCK, "fused": True}, seconds=60),
-    Case("llama-decode-bf16", "decode", BRAIN, _LLAMA3, seconds=60),
+    Case("llama-block-bf16", "llama", BRAIN, {**_LLAMA3, **_BLOCK, "fused": True}, seconds=35),
+    Case("llama-decode-bf16", "decode", BRAIN, _LLAMA3, seconds=35),
     _gpt_case(8, 1024, HALF),
     _gpt_case(1, 128, FULL),
     _training_case(BRAIN),
@@ -307,10 +307,10 @@ CASES = {
     case.name: case
     for case in (
         *QUICK,
-        Case("llama-block-parts-bf16", "llama", BRAIN, {**_LLAMA3, **_BLOCK}, seconds=60),
-        Case("llama-block-f16", "llama", HALF, {**_LLAMA3, **_BLOCK, "fused": True}, seconds=60),
-        Case("llama2-block-bf16", "llama", BRAIN, {**_LLAMA2, **_BLOCK, "fused": True}, seconds=60),
-        Case("llama2-decode-bf16", "decode", BRAIN, _LLAMA2, seconds=60),
+        Case("llama-block-parts-bf16", "llama", BRAIN, {**_LLAMA3, **_BLOCK}, seconds=35),
+        Case("llama-block-f16", "llama", HALF, {**_LLAMA3, **_BLOCK, "fused": True}, seconds=35),
+        Case("llama2-block-bf16", "llama", BRAIN, {**_LLAMA2, **_BLOCK, "fused": True}, seconds=35),
+        Case("llama2-decode-bf16", "decode", BRAIN, _LLAMA2, seconds=35),
         _gpt_case(8, 1024, BRAIN),
         _gpt_case(8, 1024, FULL),
         _training_case(FULL),
