@@ -25,7 +25,7 @@ from irpar.ir import (
     clone_module,
 )
 from irpar.ir.collector import collector_off
-from irpar.ops.updates import is_for_plans, write_out, write_out_functions
+from irpar.ops.updates import hold_such, write_out, write_out_functions
 
 from .attributes import write_attribute
 from .errors import OnnxError
@@ -74,8 +74,7 @@ def to_proto(
     if constant is None:
         _refuse_large(graph)
     with collector_off():
-        outer = (graph, *(function.graph for function in module.functions.values()))
-        if any(is_for_plans(node) for one in outer for body in one.graphs() for node in body):
+        if hold_such((graph, *(function.graph for function in module.functions.values()))):
             place, whole = module.graphs.index(graph), graph
             module = clone_module(module)
             graph = module.graphs[place]

@@ -5,10 +5,10 @@ w', m' = irpar.Momentum(w, gradient, m, rate, mu)     m' = Add(Mul(m, mu), gradi
 Passes that shard see one node where a device computes a dozen; localize and every export write these in its place.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 
-from irpar.ir import DOMAIN, Graph, Module, Node, Type, Value
+from irpar.ir import DOMAIN, Graph, Module, Node, Type, Value, clone_module
 
 from .facts import int_attribute, needed, shape_of, shapes_of
 from .gradients.refused import OPTIMIZER
@@ -113,6 +113,22 @@ for _name in _BODIES:
 def is_for_plans(node: Node) -> bool:
     """Whether a node is one that devices do not run: an operator of irpar's own that stands for others."""
     return node.domain == DOMAIN and (known := definition(node)) is not None and known.decompose is not None
+
+
+def hold_such(graphs: Iterable[Graph]) -> bool:
+    """Whether such a node is in graphs or in their bodies."""
+    return any(is_for_plans(node) for graph in graphs for body in graph.graphs() for node in body)
+
+
+def as_written(module: Module) -> Module:
+    """A module with what devices run in place of all such nodes: itself, or a copy, its graphs in the same order."""
+    if not hold_such((*module.graphs, *(function.graph for function in module.functions.values()))):
+        return module
+    made = clone_module(module)
+    for graph in made.graphs:
+        write_out(graph, made.opsets)
+    write_out_functions(made)
+    return made
 
 
 def written_out(node: Node, opsets: Mapping[str, int]) -> list[Value]:

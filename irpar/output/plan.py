@@ -37,6 +37,7 @@ from irpar.ir import (
 from irpar.ops.collectives import KINDS, POINT_TO_POINT, collective_axes, is_planned, sent_bytes
 from irpar.ops.coords import COORDS
 from irpar.ops.facts import int_attribute, ints_attribute
+from irpar.ops.updates import as_written
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
 from .entries import known_times
@@ -123,8 +124,9 @@ def make_plan(
         IrparError: a value is sharded otherwise than it was annotated.
     """
     functions = function_entries(module)
-    # What is planned is what runs: a program with calls of communication is the one with these opened.
-    opened = with_calls_opened(module)
+    # What is planned is what runs once it is written: a program with calls of communication is the one with these
+    # opened, and one with fused kernels has their operators again.
+    opened = as_written(with_calls_opened(module))
     same = dict(zip(module.graphs, opened.graphs, strict=True))
     parts = [replace(part, graph=same[part.graph]) for part in parts]
     module = opened

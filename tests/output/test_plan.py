@@ -10,7 +10,12 @@ import pytest
 
 import irpar
 from irpar import models
+from irpar.analysis.memory.arena import arena_bytes
+from irpar.analysis.memory.liveness import peak
+from irpar.onnx_io import to_module
 from irpar.output.plan import Plan, PlanError, read_plan
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
+from irpar.runtime.pieces import open_parts
 from irpar.sharding import IrparError
 from tests.budget import SHARE
 
@@ -226,3 +231,20 @@ def test_an_output_whose_size_depends_on_data(tmp_path: Path) -> None:
     assert made.plan.outputs == [{"name": "y", "dtype": "i64", "shape": [2, None], "sharding": None}]
     made.save(tmp_path / "out")
     irpar.Partition.open(tmp_path / "out").verify().check()
+
+
+def test_what_is_written_is_counted(tmp_path: Path) -> None:
+    """Of fused kernels the operators are written, which hold more: the plan counts these."""
+    module = to_module(models.build("gpt", layers=1))
+    irpar.annotate(module, models.annotations("gpt", "dp", "tp"))
+    made = irpar.partition(module, "dp=1,tp=2", pipeline=f"{DEFAULT_PIPELINE},fuse-kernels")
+    assert made.module is not None
+    made.save(tmp_path / "out")
+    plan, _, parts, _ = open_parts(tmp_path / "out")
+    assert [rank["arena_bytes"] for rank in plan.ranks] == [
+        arena_bytes(part.graph) for part in parts for _ in part.ranks
+    ]
+    assert [rank["peak_bytes"] for rank in plan.ranks] == [
+        peak(part.graph).total_bytes for part in parts for _ in part.ranks
+    ]
+    assert all(rank["arena_bytes"] > arena_bytes(made.module.graph) for rank in plan.ranks)
