@@ -318,6 +318,22 @@ def test_a_wrong_product_is_told(operands: str, attributes: str, message: str) -
         PassManager.parse("infer-types").run(parse_module(text))
 
 
+def test_what_lost_its_reduced_dims_is_read_by_another_kernel(rewritten: Any) -> None:
+    """A kernel writes such a result, and has no place in its rows to read it at."""
+    text = rewritten(
+        "fuse-kernels",
+        graph(
+            "%m = ReduceMean(%x) {keepdims=0} : f32[]",
+            "%c = Sub(%x, %m) : f32[64, 8]",
+            "%y = Tanh(%c) : f32[64, 8]",
+            takes="%x: f32[64, 8]",
+        ),
+    )
+    assert text.count("irpar.Fused") == 2
+    assert '"y0 = Squeeze(t0, axes=[-2, -1])"' in text
+    assert '["t0 = Sub(x0, x1)", "y0 = Tanh(t0)"]' in text
+
+
 def test_bodies_are_written_with_their_operators() -> None:
     lines = (
         "%y = If(%flag) {then_branch=graph @then() -> (%a) {",

@@ -210,6 +210,14 @@ class Group:
         kinds = {step.op_type for step in drafts} & {"IsIndex", "RotateHalf"}
         if kinds and (self.reduced or len(kinds) > 1):
             return False
+        squeezed = {
+            value
+            for one in computed.values()
+            for value, ref in one.results.items()
+            if one.steps[ref.place].op_type == "Squeeze"
+        }
+        if any(not squeezed.isdisjoint(one.values()) for one in computed.values()):
+            return False  # A kernel writes what lost its reduced dims, and has no place in its rows to read it at.
         rotated = [step.operands[0] for step in drafts if step.op_type == "RotateHalf"]
         if any(isinstance(x, Value) and x.node in computed for x in rotated):
             return False
