@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import DType, Value, tensor_type
-from irpar.sharding import IrparError
+from irpar.sharding import IrparError, option
 
 from .engines.base import Constants, Engine, EngineSettings, make_engine
+from .engines.cuda import import_cupy
 from .instructions import Segment
 from .pieces import open_parts
 from .program import build_program
@@ -57,7 +58,8 @@ def warm(
         NoDeviceError: there is no CuPy, or no device.
         IrparError: the parts cannot be read, or a part has no room on the device.
     """
-    make_engine(ENGINE, EngineSettings({}, 1))  # So that a device that is not there is told before weights are read.
+    # A device that is not there is told before weights are read.
+    import_cupy("irpar warm", f"irpar run with {option('engine', 'ort')}, which needs nothing compiled")
     _, _, parts, modules = open_parts(folder)
     programs = [build_program(part.graph, (), {}, writes_over=False) for part in parts]
     made, total = Warmed(parts=len(parts)), sum(len(program.segments) for program in programs)

@@ -74,4 +74,5 @@ def test_the_folder_of_the_cache(partition: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_no_device_is_told(partition: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(cuda, "find_spec", lambda name: None)
-    refused(capsys, "needs CuPy, which is not installed", "warm", partition)
+    refused(capsys, "irpar warm needs CuPy, which is not installed", "warm", partition)
+    refused(capsys, "or use irpar run with --engine ort, which needs nothing compiled", "warm", partition)
