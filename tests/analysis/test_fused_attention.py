@@ -44,11 +44,16 @@ def typed(module: Module) -> Module:
     return module
 
 
-def fused(body: str, inputs: str = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24]") -> str:
-    """The nodes of a graph as they are then, a line each."""
+def untouched(body: str, inputs: str) -> Module:
     lines = [line if ": " in line else f"{line} : ?" for line in body.splitlines() if line.strip()]
     module = parse_module("\n".join([f"graph @g({inputs}) -> (%y) opset 23 {{", *lines, "}"]))
     InferTypes().run(module)
+    return module
+
+
+def fused(body: str, inputs: str = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24]") -> str:
+    """The nodes of a graph as they are then, a line each."""
+    module = untouched(body, inputs)
     fuse(module.graph)
     lines = print_module(module).text.splitlines()
     return "\n".join(line.strip() for line in lines if " = " in line and " = constant" not in line)
@@ -66,7 +71,7 @@ CAUSAL = [[float(key > query) * -1e9 for key in range(8)] for query in range(8)]
 
 
 def test_a_scale_and_a_mask_that_is_added() -> None:
-    inputs = "%q: f32[2, 6, 8, 16], %k: f32[2, 8, 3, 16], %v: f32[2, 3, 8, 24], %m: f32[2, 1, 1, 8]"
+    inputs = "%q: f32[2, 6, 8, 16], %k: f32[2, 8, 3, 16], %v: f32[2, 3, 8, 24], %m: f32[2, 1, 8, 8]"
     body = """
         %two = constant : f32[] 0.5
         %four = constant : f32[] 4.0
@@ -133,16 +138,20 @@ def test_keys_that_are_scaled_and_turned_behind_their_repetition() -> None:
             "%c = constant : f32[] 8.0\n%d = Div(%s, %c)\n%t = Tanh(%d)\n%s_ = Mul(%t, %c)",
             "{scale=1.0, softcap=8.0}",
         ),
+        (
+            "%c = constant : f32[] -8.0\n%d = Div(%s, %c)\n%t = Tanh(%d)\n%s_ = Mul(%t, %c)",
+            "{scale=1.0, softcap=8.0}",
+        ),
         (f"%m = constant : f32[8, 8] {CAUSAL}\n%s_ = Add(%m, %s)", "{scale=1.0, is_causal=1}"),
     ],
-    ids=["plain", "scale", "softcap", "causal"],
+    ids=["plain", "scale", "softcap", "negative softcap", "causal"],
 )
 def test_what_is_done_to_scores(before: str, attributes: str) -> None:
     assert fused(SCORES + before + WEIGHTED) == f"%y = Attention(%q, %k, %v) {attributes} : f32[2, 3, 8, 24]"
 
 
 def test_flags() -> None:
-    inputs = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24], %m: bool[2, 1, 1, 8]"
+    inputs = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24], %m: bool[2, 1, 8, 8]"
     low = "%low = constant : f32[] -inf\n"
     kept = fused(low + SCORES + "%s_ = Where(%m, %s, %low)" + WEIGHTED, inputs)
     assert kept == "%y = Attention(%q, %k, %v, %m) {scale=1.0} : f32[2, 3, 8, 24]"
@@ -153,9 +162,33 @@ def test_flags() -> None:
     assert "%y_mul = Mul(%y_cast, %low)" in finite
 
 
+@pytest.mark.parametrize(
+    ("mask", "scores"),
+    [
+        ("[2, 1, 1, 8]", "Add(%s, %m)"),
+        ("[8, 1]", "Add(%s, %m)"),
+        ("[]", "Mul(%s, %negative)"),
+    ],
+    ids=["mask of keys", "mask of queries", "negative scale"],
+)
+def test_what_other_runtimes_refuse_is_for_those_who_run_it(mask: str, scores: str) -> None:
+    inputs = f"%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24], %m: f32{mask}"
+    module = untouched("%negative = constant : f32[] -0.5\n" + SCORES + f"%s_ = {scores}" + WEIGHTED, inputs)
+    assert "Attention" in {node.op_type for node in stand_ins(Stretch([*module.graph], {*module.graph.outputs}))}
+    fuse(module.graph)
+    assert "Attention" not in {node.op_type for node in module.graph}
+
+
+def test_masks_are_whole_together() -> None:
+    """A mask of keys and one of queries."""
+    inputs = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24], %m: f32[2, 1, 1, 8], %n: f32[8, 1]"
+    found = fused(SCORES + "%t = Add(%s, %m)\n%s_ = Add(%t, %n)" + WEIGHTED, inputs)
+    assert "= Attention(%q, %k, %v, %y_add) {scale=1.0}" in found
+
+
 def test_a_query_that_may_see_no_key() -> None:
     """Where all keys have one number a softmax weighs them equally; that number added to scores would not."""
-    inputs = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24], %m: bool[2, 1, 1, 8]"
+    inputs = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24], %m: bool[2, 1, 8, 8]"
     low = "%low = constant : f32[] -1e9\n"
     assert "Attention" not in fused(low + SCORES + "%s_ = Where(%m, %s, %low)" + WEIGHTED, inputs)
     rows = ", ".join("[" + ", ".join(str(abs(i - j) < 2).lower() for j in range(8)) + "]" for i in range(8))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.ops.facts import CannotTellError, int_attribute
 
-from .attention_form import FLOATS, KEYS_BY_PLACES, LOW, LOWEST, Attention, Masked, View, fit
+from .attention_form import FLOATS, KEYS_BY_PLACES, LOW, LOWEST, Attention, Masked, View, fit, is_for_export
 from .attention_values import (
     factor_of,
     guarded,
@@ -41,7 +41,8 @@ def attentions(nodes: Sequence[Node], kept: Set[Value], version: int = 0) -> tup
     Args:
         nodes: in order.
         kept: their results that are read behind them.
-        version: the least one of the operator set that nodes follow.
+        version: the least one of the operator set that nodes follow, in a graph that may be written: other runtimes
+            must compute these attentions too; 0: they are for who runs them.
     """
     inside = {node: place for place, node in enumerate(nodes)}
     found: list[Attention] = []
@@ -52,7 +53,9 @@ def attentions(nodes: Sequence[Node], kept: Set[Value], version: int = 0) -> tup
                 made = Finder(inside, kept, node).found()
             except CannotTellError:
                 continue
-            if made is not None and taken.isdisjoint(made.members):
+            if made is None or (version and not is_for_export(made)):
+                continue
+            if taken.isdisjoint(made.members):
                 found.append(made)
                 taken.update(made.members)
     needed = {value.node for one in found for value in one.operands()}
@@ -245,7 +248,7 @@ class Finder:
             value, factor = factor_of(inner.node)
             if value is None or self.scale != 1.0 or self.softcap or cap == 0:
                 return None
-            self.softcap, self.scale = cap, factor * cap
+            self.softcap, self.scale = abs(cap), factor * cap  # Tanh is odd: a sign of the cap goes to the scale.
             self.path += [tanh, inner.node]
             return value
         return None

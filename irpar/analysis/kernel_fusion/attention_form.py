@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from irpar.ir import DType, Node, Value
 
 VERSION = 23
@@ -118,6 +120,13 @@ def fit(made: Attention) -> bool:
         and all(broadcasts(mask.value, scores) for mask in made.masks)
         and len({mask.is_added for mask in made.masks}) < 2
     )
+
+
+def is_for_export(made: Attention) -> bool:
+    """Whether other runtimes compute it too: ONNX Runtime wants each query's mask of each key, and a scale above 0."""
+    shapes = [mask.value.shape for mask in made.masks]
+    is_whole = not shapes or np.broadcast_shapes(*shapes)[-2:] == (made.q.shape[2], made.k.shape[2])
+    return is_whole and made.scale > 0
 
 
 def broadcasts(value: Value, shape: tuple[int, ...]) -> bool:
