@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from irpar.ir import Node, Value
 
+from .drafts import Lowered
 from .groups import Group
-from .lowering import Lowered
 
 MOST_STEPS = 10
 """Of what takes the place of one operand."""

@@ -14,7 +14,8 @@ from irpar.analysis.engines import writes_out
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.kernels.expression import Expression, Number, Step
 
-from .lowering import Given, Lowered, Ref, lowered
+from .drafts import Given, Lowered, Ref
+from .lowering import lowered
 
 Shape = tuple[int, ...]
 Use = tuple[Node, int]
