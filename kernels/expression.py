@@ -8,22 +8,18 @@ x0, x1 ... are the operands, y0, y1 ... the results, t0, t1 ... what lies betwee
 with broadcasting; reductions keep the reduced dims, of size 1. Numbers stand for scalars of the other operands' dtype.
 
 What has a smaller float's dtype (f16, bf16) is computed in f32 from the first step to the last, and rounded once, where
-it becomes a result; a Cast in between rounds, since the program says so. This module computes that with the kernels of
-the operators, which is what the kernels that `cuda/generator.py` writes are compared with.
+it becomes a result; a Cast in between rounds, since the program says so.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from .cast import convert
-from .operands import compute_dtype, is_float, narrow, widen
-from .registry import Array, ArrayModule, kernel, lookup
+from .operands import compute_dtype, is_float
 
 DTYPES: Mapping[str, "np.dtype[Any]"] = {
     name: np.dtype(kind)
@@ -302,167 +298,3 @@ def _with_places(shape: Shape, axis: int, size: int) -> Shape:
     if axis < -len(shape) or shape[axis] != 1:
         raise ExpressionError(f"dim {axis} of {list(shape)} is not of size 1")
     return (*shape[:axis], size, *shape[len(shape) + axis + 1 :])
-
-
-# -- reading ----------------------------------------------------------------------------------------------------------
-
-_STEP = re.compile(r"([ty]\d+) = ([A-Za-z0-9]+)\((.*)\)")
-_ITEM = re.compile(r"(?:([a-z_]+)=)?(\[[^\]]*\]|[^,\[\]=]+)(?:, |$)")
-_NAME = re.compile(r"[xty]\d+")
-
-
-@cache
-def parse(lines: tuple[str, ...]) -> Expression:
-    """The expression of a text, one line for each step.
-
-    Raises:
-        ExpressionError: with the line that is wrong.
-    """
-    steps: list[Step] = []
-    known: set[str] = set()
-    for number, line in enumerate(lines):
-        try:
-            step = _parse_step(line)
-            _check_step(step, known)
-        except ExpressionError as error:
-            raise ExpressionError(f"step {number}, {line!r}: {error}") from None
-        known.add(step.target)
-        steps.append(step)
-    made = Expression(tuple(steps))
-    if made.results != tuple(f"y{place}" for place in range(len(made.results))) or not made.results:
-        raise ExpressionError(f"the results are y0, y1 and so on, not {', '.join(made.results) or 'none'}")
-    return made
-
-
-def _parse_step(line: str) -> Step:
-    match = _STEP.fullmatch(line)
-    if match is None:
-        raise ExpressionError(
-            "a step is written t0 = Operator(x0, x1, attribute=value), its target t or y and a number"
-        )
-    target, op_type, inside = match.groups()
-    operands: list[str | Number] = []
-    attributes: dict[str, Attribute] = {}
-    position = 0
-    while position < len(inside):
-        item = _ITEM.match(inside, position)
-        if item is None:
-            raise ExpressionError(f"{inside[position:]!r} is no operand, and no attribute")
-        name, text = item.groups()
-        if name is None:
-            operands.append(text if _NAME.fullmatch(text) else Number(_checked_number(text)))
-        elif name in attributes:
-            raise ExpressionError(f"{name} is set twice")
-        else:
-            attributes[name] = _parse_value(text)
-        position = item.end()
-    return Step(target, op_type, tuple(operands), tuple(sorted(attributes.items())))
-
-
-def _checked_number(text: str) -> str:
-    try:
-        float(text)
-    except ValueError:
-        raise ExpressionError(f"{text!r} is neither a value (x0, t0, y0) nor a number") from None
-    return text
-
-
-def _parse_value(text: str) -> Attribute:
-    try:
-        if text.startswith("["):
-            return tuple(int(item) for item in text[1:-1].split(","))
-        return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
-    except ValueError:
-        if text.startswith("["):
-            raise ExpressionError(f"{text} is no list of integers") from None
-        return text
-
-
-def _check_step(step: Step, known: set[str]) -> None:
-    operator = OPERATORS.get(step.op_type)
-    if operator is None:
-        raise ExpressionError(f"there is no operator {step.op_type}; there are {', '.join(OPERATORS)}")
-    if len(step.operands) != operator.operands:
-        raise ExpressionError(f"{step.op_type} has {operator.operands} operands, not {len(step.operands)}")
-    unknown = next((name for name in step.names if name[0] != "x" and name not in known), None)
-    if unknown is not None or step.target in known:
-        raise ExpressionError(f"{unknown} is not defined before" if unknown else f"{step.target} is defined before")
-    if not step.names or (step.op_type == "Where" and len(step.names) < 2):
-        raise ExpressionError("one operand that says the dtype is no number")
-    defaults = dict(operator.defaults)
-    wrong = next((name for name, _ in step.attributes if name not in defaults), None)
-    if wrong is not None:
-        raise ExpressionError(f"{step.op_type} has no attribute {wrong}")
-    for name, default in defaults.items():
-        value = step.attribute(name)
-        _check_attribute(name, value)
-        if isinstance(default, int) and not isinstance(value, int):
-            raise ExpressionError(f"{name} is an integer, not {value}")
-        if isinstance(default, float) and not isinstance(value, int | float):
-            raise ExpressionError(f"{name} is a number, not {value}")
-
-
-def _check_attribute(name: str, value: Attribute | None) -> None:
-    if name == "axes" and not (isinstance(value, tuple) and value and max(value) < 0 and len(set(value)) == len(value)):
-        raise ExpressionError("axes is a list of different dims, counted from the last one, which is -1")
-    if name == "axis" and not (isinstance(value, int) and value < 0):
-        raise ExpressionError("axis is a dim, counted from the last one, which is -1")
-    if name == "size" and not (isinstance(value, int) and value > 0):
-        raise ExpressionError("size is a number of places")
-    if name == "to" and value not in DTYPES:
-        raise ExpressionError(f"to is one of {', '.join(DTYPES)}")
-    if name == "approximate" and value not in ("none", "tanh"):
-        raise ExpressionError("approximate is none or tanh")
-
-
-# -- computing --------------------------------------------------------------------------------------------------------
-
-
-@kernel("Fused", since=1, domain="irpar")
-def fused(
-    xp: ArrayModule, *operands: Array, expression: tuple[str, ...], outs: Sequence[Array | None] = ()
-) -> tuple[Array, ...]:
-    """The results of an expression, step by step with the kernels of its operators."""
-    made = parse(tuple(expression))
-    types = made.types([Operand(tuple(operand.shape), operand.dtype) for operand in operands])
-    values = {f"x{place}": widen(operand) for place, operand in enumerate(operands)}
-    for step in made.steps:
-        values[step.target] = _computed(xp, step, values, types)
-    results = [narrow(values[name], types[name].dtype) for name in made.results]
-    into = (*outs, *(None for _ in results[len(outs) :]))
-    return tuple(_placed(xp, result, out) for result, out in zip(results, into, strict=True))
-
-
-def _placed(xp: ArrayModule, result: Array, out: Array | None) -> Array:
-    """A result where it was asked for, if it fits there."""
-    if out is None or out.shape != result.shape or out.dtype != result.dtype:
-        return result
-    xp.copyto(out, result)
-    return out
-
-
-def _computed(xp: ArrayModule, step: Step, values: Mapping[str, Array], types: Mapping[str, Operand]) -> Array:
-    """What a step makes of values in their compute dtypes."""
-    dtype = types[step.names[-1]].dtype
-    operands = [
-        xp.full((), operand.of_dtype(dtype), compute_dtype(dtype)) if isinstance(operand, Number) else values[operand]
-        for operand in step.operands
-    ]
-    if step.op_type == "Cast":
-        made = convert(xp, operands[0], DTYPES[step.attribute("to")])
-        return widen(made.copy() if made is operands[0] else made)
-    if step.operator.kind in ("squeeze", "unsqueeze"):
-        return operands[0].reshape(types[step.target].shape)
-    if step.op_type == "IsIndex":
-        places = xp.arange(step.attribute("size")).astype(dtype)
-        return operands[0] == places.reshape(-1, *(1 for _ in range(-step.attribute("axis") - 1)))
-    if step.op_type == "RotateHalf":
-        half = operands[0].shape[-1] // 2
-        return xp.concatenate((-operands[0][..., half:], operands[0][..., :half]), axis=-1)
-    found = lookup("", step.op_type, step.operator.version)
-    assert found is not None
-    attributes = {name: step.attribute(name) for name in dict(step.operator.defaults)}
-    if step.operator.kind == "reduction":
-        attributes["keepdims"] = 1
-    (result,) = found(xp, operands, attributes, 1)
-    return result

@@ -16,7 +16,6 @@ _FAMILIES = {
         "Det:11 Div:7 Erf:9 Exp:6 Floor:6 Log:6 Max:8 Mean:8 Min:8 Mod:10 Mul:7 Neg:6 Pow:7 Reciprocal:6 "
         "Round:11 Sign:9 Sin:7 Sinh:9 Softsign:1 Sqrt:6 Sub:7 Sum:8 Tan:7 Tanh:6"
     ),
-    "expression": "irpar::Fused:1",
     "fourier": "com.microsoft::Irfft:1 com.microsoft::Rfft:1",
     "fused": (
         "SimplifiedLayerNormalization:1 com.microsoft::BiasAdd:1 com.microsoft::BiasGelu:1 "
@@ -25,6 +24,7 @@ _FAMILIES = {
         "com.microsoft::GroupNorm:1 com.microsoft::QuickGelu:1 com.microsoft::SkipGroupNorm:1 "
         "com.microsoft::SkipLayerNormalization:1 com.microsoft::SkipSimplifiedLayerNormalization:1"
     ),
+    "fused_expression": "irpar::Fused:1",
     "fused_matmul": "irpar::FusedMatMul:1",
     "gated": "com.microsoft::RouterGateUpProj:1 com.microsoft::SwiGLU:1",
     "generate": "Constant:1 ConstantOfShape:9 Dropout:7 EyeLike:9 Range:11",

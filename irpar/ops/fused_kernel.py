@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from irpar.ir import DOMAIN, Node, Strings, TensorType, Type, Value, dtype_of_numpy, tensor_type
-from irpar.kernels.expression import DTYPES, Expression, ExpressionError, Number, Operand, Step, parse
+from irpar.kernels.expression import DTYPES, Expression, ExpressionError, Number, Operand, Step
+from irpar.kernels.expression_reading import parse
 from irpar.sharding import IrparError
 
 from .facts import CannotTellError, dims_of, needed, operand, result_shape, tensor_of, text_attribute

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..expression import ExpressionError, Operand, parse
+from ..expression import ExpressionError, Operand
+from ..expression_reading import parse
 from ..registry import Array
 from .generator import generate
 from .gpu import Gpu

@@ -10,7 +10,8 @@ Sizes and other strides are arguments, so that few programs are compiled.
 
 from functools import lru_cache
 
-from ..expression import Operand, parse
+from ..expression import Operand
+from ..expression_reading import parse
 from .expression_problem import Problem, stored_type
 from .expression_rows import RowKernel
 from .expression_text import KernelText, Launch, Wide, indented, once

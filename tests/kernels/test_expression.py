@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from irpar.kernels import KernelError, lookup
-from irpar.kernels.expression import OPERATORS, ExpressionError, Number, Operand, parse
+from irpar.kernels.expression import OPERATORS, ExpressionError, Number, Operand
+from irpar.kernels.expression_reading import parse
 
 Array = np.ndarray[Any, Any]
 

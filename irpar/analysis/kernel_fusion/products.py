@@ -14,7 +14,7 @@ import numpy as np
 from irpar.ir import DOMAIN, DType, Node, Value
 from irpar.ir.module import IRPAR_OPSET
 from irpar.kernels import lookup
-from irpar.kernels.expression import parse
+from irpar.kernels.expression_reading import parse
 
 from .groups import Group, Grouping
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from irpar.kernels import lookup
 from irpar.kernels.cuda.layouts import Layout
-from irpar.kernels.expression import parse
+from irpar.kernels.expression_reading import parse
 
 Array = np.ndarray[Any, Any]
 FLOATS = tuple(map(np.dtype, (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)))
