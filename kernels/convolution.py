@@ -35,7 +35,18 @@ SPREAD_BYTES = 2**18
 """What the columns of a transposed convolution take at once on a processor, if one image takes no more."""
 
 COLUMN_BYTES = 2**28
-"""What the columns of a batch may take at once; a larger batch is convolved piece by piece."""
+"""What columns may take at once on a device at most."""
+
+
+def images_at_once(column_bytes: int, *beside: Array) -> int:
+    """Of how many images columns are made at once on a device: such as take no more than what they are computed beside.
+
+    Args:
+        column_bytes: of one image.
+        beside: operands and result, which are held meanwhile.
+    """
+    held = sum(int(x.nbytes) for x in beside)
+    return max(1, min(COLUMN_BYTES, held) // max(1, column_bytes))
 
 
 def _convolved(
@@ -72,7 +83,7 @@ def _multiply_columns(xp: ArrayModule, x: Array, weight: Array, group: int, wind
     features, depth, places = len(weight), weight.shape[1] * math.prod(windows.kernel), math.prod(windows.counts)
     matrices, view = weight.reshape(group, features // group, depth), windows.view(xp, x, 0)
     result = y.reshape(len(x), group, features // group, places)
-    images = max(1, COLUMN_BYTES // max(1, group * depth * places * x.dtype.itemsize))
+    images = images_at_once(group * depth * places * x.dtype.itemsize, x, weight, y)
     for start in range(0, len(x), images):
         piece, target = view[start : start + images], result[start : start + images]
         columns = piece.reshape(len(piece), group, depth, places)
@@ -365,12 +376,15 @@ def conv_transpose(
 
 
 def _spread_by_images(xp: ArrayModule, x: Array, weight: Array, spread: Spread, out: Array | None) -> Array:
-    """As `_spread_kernels`; on NumPy of as many images at once as have small columns, in `out` where that fits."""
-    if xp.__name__ != "numpy":
-        return _spread_kernels(xp, x, weight, spread)
-    kind = compute_dtype(x.dtype)
-    y = contiguous_result(out, (len(x), spread.features, *(size for _, size in spread.geometry)), kind)
-    images = spread.images(len(x), kind.itemsize)
+    """As `_spread_kernels`, of as many images at once as have small columns; in `out` where that fits."""
+    kind, shape = compute_dtype(x.dtype), (len(x), spread.features, *(size for _, size in spread.geometry))
+    if xp.__name__ == "numpy":
+        y = contiguous_result(out, shape, kind)
+        images = spread.images(len(x), kind.itemsize)
+    else:
+        is_fit = out is not None and out.shape == shape and out.dtype == kind
+        y = out if is_fit else xp.empty(shape, dtype=kind)
+        images = images_at_once(math.prod(spread.columns(1)) * kind.itemsize, x, weight, y)
     for start in range(0, len(x), images):
         piece = slice(start, start + images)
         y[piece] = _spread_kernels(xp, x[piece], weight, spread)

@@ -5,13 +5,13 @@ summed over what it has alone. Then "bqhd,bkhd->bhqk" is, for each b and h, the 
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .gemm import product
-from .operands import compute_dtype, narrow, widen
+from .operands import compute_dtype, is_view, narrow, widen
 from .registry import Array, ArrayModule
 
 _DOTS = 0x2460
@@ -162,20 +162,83 @@ def _contracted(
     shared = [label for label in order if label in a.labels and label in b.labels]
     batch, inner = [x for x in shared if x in needed], [x for x in shared if x not in needed]
     rows, columns = ([x for x in order if x in own.labels and x not in shared] for own in (a, b))
-
-    def shaped(x: Labelled, *groups: list[str]) -> Array:
-        array = x.array.transpose([x.labels.index(label) for group in (batch, *groups) for label in group])
-        return array.reshape(*lengths(batch), *(math.prod(lengths(group)) for group in groups))
-
-    def lengths(group: Iterable[str]) -> list[int]:
-        return [sizes[label] for label in group]
-
+    groups = Groups(batch, rows, columns, inner)
+    apart = _summed_apart(a, b, groups, compute_dtype(dtype).itemsize)
     labels = "".join((*batch, *rows, *columns))
-    shape = (*lengths(batch), math.prod(lengths(rows)), math.prod(lengths(columns)))
-    own_shape = tuple(lengths(labels))
+    shape, own_shape = groups.matrices(sizes), tuple(sizes[label] for label in labels)
     is_fit = out is not None and labels == needed and out.shape == own_shape and out.flags.c_contiguous
     target = out.reshape(shape) if out is not None and is_fit else None
-    found = product(xp, shaped(a, rows, inner), shaped(b, inner, columns), dtype, out=target)
+    if apart is None:
+        found = product(xp, groups.left(a), groups.right(b), dtype, out=target)
+    else:
+        parts = product(xp, apart.left(a), apart.right(b), compute_dtype(dtype))
+        into = target if target is not None and target.dtype == parts.dtype else None
+        found = narrow(xp.sum(parts, axis=len(batch), dtype=parts.dtype, out=into), dtype)
     if target is not None and found is target:
         return Labelled(out, labels)
     return Labelled(found.reshape(own_shape), labels)
+
+
+class Groups(NamedTuple):
+    """The labels of two operands, by what they are in the product of these.
+
+    Attributes:
+        batch: of the batch.
+        rows, columns: of the first operand and of the second alone.
+        inner: what is summed over.
+    """
+
+    batch: list[str]
+    rows: list[str]
+    columns: list[str]
+    inner: list[str]
+
+    def left(self, x: Labelled) -> Array:
+        """The first operand as matrices; a copy where it does not lie so."""
+        return _matrices(x, (*self.batch, *self.rows, *self.inner), self.rows, self.inner)
+
+    def right(self, x: Labelled) -> Array:
+        """The second one."""
+        return _matrices(x, (*self.batch, *self.inner, *self.columns), self.inner, self.columns)
+
+    def matrices(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape of the product."""
+        return (*(sizes[label] for label in self.batch), *(_length(own, sizes) for own in (self.rows, self.columns)))
+
+    def copied(self, a: Labelled, b: Labelled) -> int:
+        """How many bytes of operands must be copied."""
+        places = ((a, (self.rows, self.inner)), (b, (self.inner, self.columns)))
+        return sum(x.array.nbytes for x, (first, second) in places if not self._lies_so(x, first, second))
+
+    def _lies_so(self, x: Labelled, first: list[str], second: list[str]) -> bool:
+        batch = [x.sizes[label] for label in self.batch]
+        turned = _in_order(x, "".join((*self.batch, *first, *second)))
+        return is_view(turned, (*batch, _length(first, x.sizes), _length(second, x.sizes)))
+
+
+def _summed_apart(a: Labelled, b: Labelled, groups: Groups, itemsize: int) -> Groups | None:
+    """The product of which the parts of a label's elements are summed up afterwards; None for no such label.
+
+    Of the gradient of a convolution's weight, "bcs,bfs->cf", both operands would be copied for one product, and each
+    element of the batch is one where it lies: all their products together are smaller than the copies.
+    """
+    copied, sizes = groups.copied(a, b), {**a.sizes, **b.sizes}
+    found, least = None, copied
+    for label in groups.inner if copied and len(groups.inner) > 1 else ():
+        inner = [other for other in groups.inner if other != label]
+        apart = groups._replace(batch=[*groups.batch, label], inner=inner)
+        nbytes = apart.copied(a, b) + math.prod(apart.matrices(sizes)) * itemsize
+        if nbytes < least:
+            found, least = apart, nbytes
+    return found
+
+
+def _matrices(x: Labelled, labels: Sequence[str], first: list[str], second: list[str]) -> Array:
+    """An array with its dims in an order, the last two groups of which become one dim each."""
+    turned, sizes = _in_order(x, "".join(labels)), x.sizes
+    batch = turned.shape[: len(labels) - len(first) - len(second)]
+    return turned.reshape(*batch, _length(first, sizes), _length(second, sizes))
+
+
+def _length(labels: Iterable[str], sizes: Mapping[str, int]) -> int:
+    return math.prod(sizes[label] for label in labels)

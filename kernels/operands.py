@@ -3,7 +3,7 @@
 import functools
 import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -147,6 +147,28 @@ def contiguous_result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype
     if out is None or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
         return np.empty(shape, dtype)
     return out
+
+
+def is_view(x: Array, shape: Sequence[int]) -> bool:
+    """Whether an array can be read in another shape of as many elements where it lies."""
+    if not x.size:
+        return True
+    old = [each for each in zip(x.shape, x.strides, strict=True) if each[0] != 1]
+    new = [size for size in shape if size != 1]
+    while old and new:
+        # The fewest dims of both that hold as many elements; those of the array must go on where each other end.
+        (count, stride), wanted = old.pop(0), new.pop(0)
+        while count != wanted:
+            if count > wanted:
+                if not new:
+                    return False
+                wanted *= new.pop(0)
+                continue
+            size, inner = old.pop(0)
+            if stride != size * inner:
+                return False
+            count, stride = count * size, inner
+    return True
 
 
 def check_same_dtype(*operands: Array | None) -> None:

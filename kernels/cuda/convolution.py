@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..convolution import COLUMN_BYTES
+from ..convolution import images_at_once
 from ..depthwise import MOST_SPATIAL_DIMS, geometry, is_depthwise
 from ..gemm import product
 from ..operands import compute_dtype
@@ -84,7 +84,8 @@ def _multiply_columns(
     is_plain = length == places and {*windows.kernel, *windows.strides} == {1} and y.shape[2:] == x.shape[2:]
     # Sums are rounded once, when the bias is added; where nothing is added they go where they belong.
     is_apart = length != places or (bias is not None and x.itemsize == 2)
-    images = max(1, COLUMN_BYTES // (group * depth * length * x.itemsize))
+    own_bytes = (0 if is_plain else group * depth * length * x.itemsize) + (4 * features * length if is_apart else 0)
+    images = images_at_once(own_bytes, x, weight, y) if own_bytes else batch
     for start in range(0, batch, images):
         part, target = x[start : start + images], y[start : start + images]
         columns = part if is_plain else gpu.empty((len(part), group, depth, length), x.dtype)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..operands import normalize_axis, to_ints
+from ..operands import is_view, normalize_axis, to_ints
 from ..registry import Array, HostArray
 from .gpu import Gpu
 from .programs import Program
@@ -114,28 +114,6 @@ def in_order(gpu: Gpu, x: Array) -> Array:
         return x
     made = gpu.empty(x.shape, x.dtype)
     return made if copy_into(gpu, x, made) else gpu.module.ascontiguousarray(x)
-
-
-def is_view(x: Array, shape: Sequence[int]) -> bool:
-    """Whether an array can be read in another shape of as many elements where it lies."""
-    if not x.size:
-        return True
-    old = [each for each in zip(x.shape, x.strides, strict=True) if each[0] != 1]
-    new = [size for size in shape if size != 1]
-    while old and new:
-        # The fewest dims of both that hold as many elements; those of the array must go on where each other end.
-        (count, stride), wanted = old.pop(0), new.pop(0)
-        while count != wanted:
-            if count > wanted:
-                if not new:
-                    return False
-                wanted *= new.pop(0)
-                continue
-            size, inner = old.pop(0)
-            if stride != size * inner:
-                return False
-            count, stride = count * size, inner
-    return True
 
 
 @cuda_kernel("Reshape", since=5)

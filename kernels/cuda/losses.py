@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..faults import FAULTS
+from ..operands import is_view
 from ..registry import Array
-from .copies import in_order, is_view
+from .copies import in_order
 from .gpu import Gpu
 from .indexing import ELEMENTS
 from .programs import Program

@@ -110,3 +110,22 @@ def test_two_operands_are_one_product() -> None:
 def test_equations_that_do_not_fit_are_refused(equation: str, shapes: list) -> None:
     with pytest.raises(ValueError, match=r"equation|sizes"):
         found(equation, [np.ones(shape) for shape in shapes])
+
+
+def test_what_is_summed_over_is_copied_only_where_its_parts_take_more() -> None:
+    """The gradient of a convolution's weight: of each image, and then of all."""
+    numbers = np.random.default_rng(5)
+    columns, gradient = (numbers.standard_normal((4, channels, 64)).astype(np.float32) for channels in (9, 8))
+    operands = [columns.transpose(1, 0, 2), gradient.transpose(0, 2, 1)]
+    with patch.object(einsum, "product", wraps=einsum.product) as product:
+        for dtype in (np.float32, np.float16):
+            given = [x.astype(dtype, copy=False) for x in operands]
+            exact = np.einsum("cns,nsf->cf", *(x.astype(np.float64) for x in given))
+            result = found("cns,nsf->cf", given, np.full((9, 8), np.nan, dtype))
+            assert result.dtype == dtype
+            np.testing.assert_allclose(result, exact, rtol=0, atol=2e-5 if dtype == np.float32 else 2e-2)
+        for call in product.call_args_list:
+            assert [x.shape for x in call.args[1:3]] == [(4, 9, 64), (4, 64, 8)]
+        assert np.shares_memory(product.call_args_list[0].args[1]._array, columns)
+        found("cns,nsf->cf", [x[..., :2] if x is operands[0] else x[:, :2] for x in operands])
+        assert product.call_args.args[1].shape == (9, 8)

@@ -7,6 +7,7 @@ import pytest
 
 from irpar.kernels import convolution, lookup
 from irpar.kernels.scratch import SCRATCH
+from tests.strict_device import STRICT, StrictArray
 
 CASES = [
     ((6, 4, 5, 5), (4, 3, 3, 3), {"strides": (2, 2), "pads": (1, 1, 1, 1)}),
@@ -49,3 +50,28 @@ def test_a_batch_takes_no_more_memory_than_an_image():
         return most
 
     assert peak(32) < 1.1 * peak(1)
+
+
+@pytest.mark.parametrize(("x", "weight", "attributes"), CASES)
+@pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
+def test_a_device_makes_columns_piece_by_piece(monkeypatch, operator, x, weight, attributes):
+    kernel = lookup("", operator, 22)
+    random = np.random.default_rng(0)
+    attributes = {name: value for name, value in attributes.items() if operator != "Conv" or "output" not in name}
+    if operator == "Conv":
+        weight = (4, 4 // attributes.get("group", 1), *weight[2:])
+    operands = [random.standard_normal(shape).astype(np.float32) for shape in (x, weight)]
+    (expected,) = kernel(np, operands, attributes, 1)
+    for nbytes in (1, 2**28):
+        monkeypatch.setattr(convolution, "COLUMN_BYTES", nbytes)
+        out = StrictArray(np.full_like(expected, np.nan))
+        (found,) = kernel(STRICT, [StrictArray(x) for x in operands], attributes, 1, out=out)
+        assert np.may_share_memory(found._array, out._array) or not out.size
+        np.testing.assert_allclose(found._array, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_columns_on_a_device_take_no_more_than_operands_and_result():
+    x = np.empty((8, 4, 6, 6), np.float32)
+    assert convolution.images_at_once(x[0].nbytes * 9, x, x) == 1
+    assert convolution.images_at_once(x[0].nbytes * 4, x, x) == 4
+    assert convolution.images_at_once(0, x) == x.nbytes

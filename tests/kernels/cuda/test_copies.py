@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from irpar.kernels.cuda import lookup
-from irpar.kernels.cuda.copies import copy_into, is_view, merged
+from irpar.kernels.cuda.copies import copy_into, merged
+from irpar.kernels.operands import is_view
 
 from .cases import Case, check, run
 from .emulation import NEEDS_COMPILER, EmulatedGpu
