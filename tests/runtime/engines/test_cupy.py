@@ -11,11 +11,14 @@ from onnx import TensorProto, helper
 import irpar
 from irpar import models
 from irpar.analysis.memory.replaced import written_over
+from irpar.ir import Value
 from irpar.onnx_io import to_module
 from irpar.output.training_facts import facts_of
 from irpar.runtime.engines import cuda
 from irpar.runtime.engines import cupy as cupy_engine
 from irpar.runtime.engines.base import default_engine
+from irpar.runtime.engines.cuda_graphs import piece
+from irpar.runtime.engines.cuda_graphs.piece import Piece
 from irpar.runtime.errors import EngineError, RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, ThreadGroup
@@ -404,6 +407,25 @@ def test_state_of_one_rank_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.undo()
     state = sum(array.nbytes for array in expected.values())
     assert sum(copied) <= given + 64 + state  # Reading it all is the end of it.
+    partition.close()
+
+
+def test_a_capture_takes_no_room_for_what_replaces_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a moment: of AdamW's state that would be three times the parameters."""
+    taken: list[Value] = []
+    over: list[Value] = []
+    room, with_states = Piece._room_of, piece.with_states
+    monkeypatch.setattr(Piece, "_room_of", lambda piece, value: taken.append(value) or room(piece, value))
+    monkeypatch.setattr(
+        piece, "with_states", lambda into, nodes, states: over.extend(states) or with_states(into, nodes, states)
+    )
+    partition = irpar.partition(classifier(optimizer="adamw"), "d=1")
+    with strict_device(), partition.trainer(engine="cupy") as trainer:
+        trainer.step(batch(0))
+        trainer.step(batch(1))
+    assert taken
+    assert over
+    assert {*over}.isdisjoint(taken)
     partition.close()
 
 

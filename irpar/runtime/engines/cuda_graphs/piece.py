@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -269,9 +269,9 @@ class Piece:
         environment.update(zip(self._bound, bound, strict=True))
         for value, slot in zip(self._on_host, self._host_slots, strict=True):
             environment[value] = Held(self._arrays.host(held[slot]).copy())
-        into = {**environment.into, **self._room_for_results(environment.into)}
         states = {value: environment[state] for value, state in over.items()}
         replaced = {value: state for value, state in states.items() if self._arrays.is_own(state)}
+        into = {**environment.into, **self._room_for_results(environment.into, replaced.keys())}
         environment.into = with_states(into, (one.node for one in self.stretch.instructions), replaced)
         recording = self._record(environment, arena, lane)
         made = [(self._slots[value], environment[value]) for value in self.stretch.makes]
@@ -318,9 +318,9 @@ class Piece:
             return room
         return self._arrays.module.empty(array.shape, array.dtype)
 
-    def _room_for_results(self, into: Mapping[Node, Any]) -> dict[Node, Any]:
-        """Where results go that outlive a replay, and have no place in the arena."""
-        wanted = {*self.stretch.makes}
+    def _room_for_results(self, into: Mapping[Node, Any], replacing: Set[Value]) -> dict[Node, Any]:
+        """Where results go that outlive a replay, and have no place in the arena nor replace a state."""
+        wanted = {*self.stretch.makes} - replacing
         found: dict[Node, Any] = {}
         for one in self.stretch.instructions:
             if wanted.isdisjoint(one.results) or not writes_out(one.node):
