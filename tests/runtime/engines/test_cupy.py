@@ -421,9 +421,8 @@ def test_a_capture_takes_no_room_for_what_replaces_state(monkeypatch: pytest.Mon
     )
     partition = irpar.partition(classifier(optimizer="adamw"), "d=1")
     with strict_device(), partition.trainer(engine="cupy") as trainer:
-        trainer.step(batch(0))
-        trainer.step(batch(1))
-    assert taken
+        for number in range(4):
+            trainer.step(batch(number))
     assert over
     assert {*over}.isdisjoint(taken)
     partition.close()
