@@ -5,6 +5,7 @@ CuPy's copies compute the place of each element by itself, however many lie one 
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -136,7 +137,7 @@ def reshape(gpu: Gpu, x: Array, shape: HostArray, *, allowzero: int = 0) -> Arra
 
 @cuda_kernel("Concat", since=4)
 def concat(gpu: Gpu, *operands: Array, axis: int, out: Array | None = None) -> Array | None:
-    """Operands joined along one axis, up to 8 in one launch."""
+    """Operands joined along one axis: up to 8 that lie in order in one launch, others each where it belongs."""
     first = operands[0]
     if any(x.dtype != first.dtype or x.ndim != first.ndim for x in operands) or not first.ndim:
         return None
@@ -149,20 +150,24 @@ def concat(gpu: Gpu, *operands: Array, axis: int, out: Array | None = None) -> A
         out = gpu.empty(shape, first.dtype)
     if not out.size:
         return out
-    ordered = [in_order(gpu, x) for x in operands if x.size]
-    inner = math.prod(shape[axis + 1 :]) * first.dtype.itemsize
-    rows, stride, start = math.prod(shape[:axis]), shape[axis] * inner, 0
-    for place in range(0, len(ordered), _PARTS):
-        parts = ordered[place : place + _PARTS]
-        _launch_join(gpu, parts, [x.shape[axis] * inner for x in parts], out, start, rows, stride)
-        start += sum(x.shape[axis] * inner for x in parts)
+    start = 0
+    for is_in_order, same in groupby((x for x in operands if x.size), lambda x: bool(x.flags.c_contiguous)):
+        for parts in _batched(list(same), _PARTS if is_in_order else 1):
+            end = start + sum(x.shape[axis] for x in parts)
+            if is_in_order or not copy_into(gpu, parts[0], out[(slice(None),) * axis + (slice(start, end),)]):
+                _launch_join(gpu, [in_order(gpu, x) for x in parts], out, axis, start)
+            start = end
     return out
 
 
-def _launch_join(
-    gpu: Gpu, parts: Sequence[Array], widths: Sequence[int], out: Array, start: int, rows: int, stride: int
-) -> None:
-    """Write rows of some arrays beside each other; widths, start and stride are bytes of rows of `out`."""
+def _batched(arrays: Sequence[Array], count: int) -> Iterator[Sequence[Array]]:
+    return (arrays[place : place + count] for place in range(0, len(arrays), count))
+
+
+def _launch_join(gpu: Gpu, parts: Sequence[Array], out: Array, axis: int, begin: int) -> None:
+    """Write arrays that lie in order beside each other along an axis of `out`, from an element of it on."""
+    inner, rows = math.prod(out.shape[axis + 1 :]) * out.dtype.itemsize, math.prod(out.shape[:axis])
+    widths, start, stride = [x.shape[axis] * inner for x in parts], begin * inner, out.shape[axis] * inner
     address = gpu.address(out) + start
     fixed = [address, stride, *widths, *(gpu.address(x) for x in parts)]
     unit = next(width for width in _WIDTHS if all(each % width == 0 for each in fixed))
