@@ -72,8 +72,7 @@ def _convolved(
         convolve(widen(x), widen(weight), group, windows, kept, y)
         return y
     kind = dtype or kind
-    is_fit = out is not None and out.shape == shape and out.dtype == kind and out.flags.c_contiguous
-    y = out if is_fit else xp.empty(shape, dtype=kind)
+    y = contiguous_result(out, shape, kind, xp)
     _multiply_columns(xp, for_product(xp, x), for_product(xp, weight), group, windows, y)
     return y
 
@@ -378,12 +377,10 @@ def conv_transpose(
 def _spread_by_images(xp: ArrayModule, x: Array, weight: Array, spread: Spread, out: Array | None) -> Array:
     """As `_spread_kernels`, of as many images at once as have small columns; in `out` where that fits."""
     kind, shape = compute_dtype(x.dtype), (len(x), spread.features, *(size for _, size in spread.geometry))
+    y = contiguous_result(out, shape, kind, xp)
     if xp.__name__ == "numpy":
-        y = contiguous_result(out, shape, kind)
         images = spread.images(len(x), kind.itemsize)
     else:
-        is_fit = out is not None and out.shape == shape and out.dtype == kind
-        y = out if is_fit else xp.empty(shape, dtype=kind)
         images = images_at_once(math.prod(spread.columns(1)) * kind.itemsize, x, weight, y)
     for start in range(0, len(x), images):
         piece = slice(start, start + images)

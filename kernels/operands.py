@@ -142,10 +142,10 @@ def fitting(out: Array | None, dtype: np.dtype[Any], *operands: Array) -> Array 
     return out if (shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)) == out.shape else None
 
 
-def contiguous_result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Where NumPy writes a result: `out`, where that is contiguous and has the shape and dtype; else new memory."""
+def contiguous_result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any], xp: ArrayModule = np) -> Array:
+    """Where a result is written: `out`, where that is contiguous and has the shape and dtype; else new memory."""
     if out is None or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
-        return np.empty(shape, dtype)
+        return xp.empty(shape, dtype)
     return out
 
 

@@ -32,7 +32,7 @@ def pad_array(
         pads: one pair per dim.
         mode: `constant`, `reflect`, `edge` or `wrap`.
         value: what `constant` fills with.
-        out: what the result is written into, on NumPy, where it fits.
+        out: what the result is written into where it fits; with other modes than `constant` on NumPy alone.
     """
     one_of("mode", mode, _MODES)
     if mode == "constant":
@@ -53,11 +53,8 @@ def _surrounded(
 ) -> Array:
     """What is left of an array between constants."""
     shape = tuple(n + before + after for n, (before, after) in zip(x.shape, pads, strict=True))
-    if xp.__name__ == "numpy":
-        result = contiguous_result(out, shape, x.dtype)
-        result[...] = value
-    else:
-        result = xp.full(shape, value, dtype=x.dtype)
+    result = contiguous_result(out, shape, x.dtype, xp)
+    xp.copyto(result, value, casting="unsafe")
     kept = [(max(0, -b), max(0, -b, n + min(0, a))) for n, (b, a) in zip(x.shape, pads, strict=True)]
     places = tuple(slice(max(0, b), max(0, b) + end - start) for (start, end), (b, _) in zip(kept, pads, strict=True))
     result[places] = x[tuple(slice(start, end) for start, end in kept)]

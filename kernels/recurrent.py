@@ -129,7 +129,8 @@ class Layer:
 
     def _run_direction(self, d: int, step: Step, backwards: bool) -> tuple[Array, State]:
         xp = self.xp
-        products = product(xp, self.x, self.w[d].T, self.r.dtype) + self.w_bias[d]
+        products = product(xp, self.x, self.w[d].T, self.r.dtype)
+        products += self.w_bias[d]
         state = tuple(initial[d] for initial in self.initial)
         outputs: list[Array] = [None] * len(products)
         for t in reversed(range(len(products))) if backwards else range(len(products)):

@@ -10,6 +10,7 @@ import pytest
 from irpar import kernels
 from irpar.kernels.operands import is_float
 from irpar.ops.op_def import traits_of_operator
+from tests.strict_device import STRICT, StrictArray
 
 from .conformance import Call, results_of_calls
 
@@ -106,3 +107,15 @@ def test_a_sum_of_integers_that_is_scaled_to_floats():
     np.testing.assert_array_equal(
         gemm(np, [a, a, a], {"beta": 0.5}, 1, np.empty((2, 2), np.int32))[0], plain, strict=True
     )
+
+
+@pytest.mark.parametrize("value", [None, np.array(2, np.float32)])
+def test_a_device_pads_into_what_it_is_given(value):
+    pad = kernels.lookup("", "Pad", 21)
+    x, pads = np.ones((2, 3), np.float32), np.array([1, -1, 0, 2])
+    (expected,) = pad(np, [x, pads, value], {}, 1)
+    out = StrictArray(np.full_like(expected, np.nan))
+    operands = [StrictArray(x), pads, None if value is None else StrictArray(value)]
+    (found,) = pad(STRICT, operands, {}, 1, out)
+    np.testing.assert_array_equal(found._array, expected)
+    assert np.shares_memory(found._array, out._array)
