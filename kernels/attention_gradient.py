@@ -1,12 +1,13 @@
 """Attention for training: what it keeps for its gradients instead of a matrix of weights, and the gradients."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from .attention import _allowed, _masked, _scores
 from .gemm import product
-from .operands import narrow, widen
+from .operands import narrow, widen, written
 from .registry import Array, ArrayModule, kernel
 
 
@@ -63,6 +64,7 @@ def attention_gradient(
     *,
     scale: float,
     is_causal: int = 0,
+    outs: Sequence[Array | None] = (),
 ) -> tuple[Array, Array, Array]:
     """The gradients of q, k and v of `AttentionForward`, whose results are `y` and `logarithms`, by that of y."""
     scores = _shown_scores(xp, q, k, mask, scale, bool(is_causal))
@@ -70,8 +72,9 @@ def attention_gradient(
     mean = (widen(dy) * widen(y)).sum(axis=-1, keepdims=True)
     of_scores = weights * (_scores(xp, dy, v, 1.0) - mean) * scores.dtype.type(scale)
     groups = k.shape[1]
+    of_q, of_k, of_v, *_ = (*outs, None, None, None)
     return (
-        narrow(_by_groups(xp, of_scores, k), q.dtype),
-        narrow(_over_queries(xp, of_scores, q, groups), k.dtype),
-        narrow(_over_queries(xp, weights, dy, groups), v.dtype),
+        written(xp, narrow(_by_groups(xp, of_scores, k), q.dtype), of_q),
+        written(xp, narrow(_over_queries(xp, of_scores, q, groups), k.dtype), of_k),
+        written(xp, narrow(_over_queries(xp, weights, dy, groups), v.dtype), of_v),
     )

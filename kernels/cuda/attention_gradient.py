@@ -1,6 +1,6 @@
 """Attention for training: nothing of the size of its scores is written, in either direction."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,7 @@ def attention_gradient(
     *,
     scale: float,
     is_causal: int = 0,
+    outs: Sequence[Array | None] = (),
 ) -> tuple[Array, Array, Array] | None:
     """See `irpar.kernels.attention_gradient.attention_gradient`: first of q, then of k and v."""
     prepared = _prepared(gpu, q, k, v, mask, scale, is_causal)
@@ -87,8 +88,7 @@ def attention_gradient(
         return None
     means = gpu.empty((of.batch, of.heads, of.queries), _FLOAT)
     logarithms = gpu.module.ascontiguousarray(logarithms)
-    dq = gpu.empty(q.shape, q.dtype)
-    dk, dv = gpu.empty(k.shape, k.dtype), gpu.empty(v.shape, v.dtype)
+    dq, dk, dv = (_result_like(gpu, x, out) for x, out in zip((q, k, v), (*outs, None, None, None), strict=False))
     operands = [aligned(gpu, x) for x in (q, k, v, dy)]
     steps = [stride for x in operands for stride in strides_of(x)[:3]]
     counts = [np.int32(count) for count in (of.group, of.queries, of.keys)]
@@ -106,6 +106,13 @@ def attention_gradient(
     blocks = -(-of.keys // _ROWS), of.key_heads, of.batch
     gpu.launch(second, "attention_gradient", blocks, threads, [*inputs, dk, dv, *counts, *numbers], shared)
     return dq, dk, dv
+
+
+def _result_like(gpu: Gpu, x: Array, out: Array | None) -> Array:
+    """Where the gradient of an operand goes: `out`, where that fits, else new memory."""
+    if out is None or out.shape != x.shape or out.dtype != x.dtype or not out.flags.c_contiguous:
+        return gpu.empty(x.shape, x.dtype)
+    return out if gpu.address(out) % 16 == 0 else gpu.empty(x.shape, x.dtype)
 
 
 def _columns(of: Sizes) -> int:

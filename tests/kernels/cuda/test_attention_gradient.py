@@ -1,5 +1,6 @@
 """Attention for training: irpar's own kernels against finite sums, and those in CUDA C++, emulated, against them."""
 
+import operator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ CASES = [
 ]
 
 
-def call(table: Any, first: Any, name: str, given: list[Any], case: Case, results: int) -> Any:
+def call(table: Any, first: Any, name: str, given: list[Any], case: Case, results: int, outs: Any = None) -> Any:
     kernel = table("irpar", name, 1)
     assert kernel is not None
-    return kernel(first, given, {"scale": 0.2, **case.attributes}, results)
+    return kernel(first, given, {"scale": 0.2, **case.attributes}, results, outs)
 
 
 def gradient_of(case: Case, rng: np.random.Generator) -> Any:
@@ -61,8 +62,11 @@ def check(gpu: Any, case: Case, seed: int = 0) -> None:
     forward = call(lookup_cuda, gpu, "AttentionForward", on_device[:4], case, 2)
     assert forward is not None
     backward = [*on_device[:3], on_device[4], *forward, on_device[3]]
-    gradients = call(lookup_cuda, gpu, "AttentionGradient", backward, case, 3)
-    assert gradients is not None
+    outs = tuple(gpu.empty(x.shape, x.dtype) for x in on_device[:3])
+    for places in (None, outs):
+        gradients = call(lookup_cuda, gpu, "AttentionGradient", backward, case, 3, places)
+        assert gradients is not None
+    assert all(map(operator.is_, gradients, outs))
 
     wide = [x if x is None or x.dtype == bool else x.astype(np.float64) for x in given]
     y, logarithms = call(lookup, np, "AttentionForward", wide, case, 2)
