@@ -119,10 +119,12 @@ class Filter:
         return xp.where(t <= 1, near, xp.where(t < 2, far, 0))
 
 
-def _resize_axis(xp: ArrayModule, x: Array, dim: int, places: Array, weights: Array) -> Array:
+def _resize_axis(xp: ArrayModule, x: Array, dim: int, places: Array, weights: Array, out: Array | None = None) -> Array:
     column = (-1,) + (1,) * (x.ndim - 1 - dim)
     if places.shape[1] == 1:
-        return xp.take(x, places[:, 0], axis=dim)
+        shape = (*x.shape[:dim], len(places), *x.shape[dim + 1 :])
+        is_fit = xp.__name__ != "numpy" and out is not None and out.shape == shape and out.dtype == x.dtype
+        return xp.take(x, places[:, 0], axis=dim, out=out if is_fit else None)
     result = None
     for tap in range(places.shape[1]):
         weight = weights[:, tap].astype(x.dtype).reshape(column)
@@ -174,11 +176,14 @@ def resize(
 
     result = x if mode == "nearest" else x.astype(np.float64) if is_integer(x.dtype) else widen(x)
     outside = []
-    for dim, axis in zip(dims, axes_of, strict=True):
-        if axis.length == axis.resized and axis.scale == 1:
-            continue  # Of a crop too, as ONNX Runtime has it.
+    # Of a crop too, as ONNX Runtime has it.
+    changed = [
+        each for each in zip(dims, axes_of, strict=True) if each[1].length != each[1].resized or each[1].scale != 1
+    ]
+    for dim, axis in changed:
         coordinates = axis.coordinates(xp, coordinate_transformation_mode, coordinate_dtype(mode, x.dtype))
-        result = _resize_axis(xp, result, dim, *interpolation.taps(xp, coordinates, axis))
+        into = out if dim == changed[-1][0] and not crop else None
+        result = _resize_axis(xp, result, dim, *interpolation.taps(xp, coordinates, axis), into)
         if crop:
             beyond = (coordinates < 0) | (coordinates > axis.length - 1)
             outside.append(beyond.reshape((-1,) + (1,) * (x.ndim - 1 - dim)))

@@ -119,3 +119,13 @@ def test_a_device_pads_into_what_it_is_given(value):
     (found,) = pad(STRICT, operands, {}, 1, out)
     np.testing.assert_array_equal(found._array, expected)
     assert np.shares_memory(found._array, out._array)
+
+
+def test_a_device_repeats_neighbours_into_what_it_is_given():
+    resize = kernels.lookup("", "Resize", 19)
+    x, scales = np.arange(12, dtype=np.float32).reshape(1, 2, 3, 2), np.array([1, 1, 2, 3], np.float32)
+    (expected,) = resize(np, [x, None, scales], {}, 1)
+    out = StrictArray(np.full_like(expected, np.nan))
+    (found,) = resize(STRICT, [StrictArray(x), None, scales], {}, 1, out)
+    np.testing.assert_array_equal(found._array, expected)
+    assert np.shares_memory(found._array, out._array)
