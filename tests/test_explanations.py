@@ -131,6 +131,20 @@ def test_every_value_of_programs_of_all_operators(tmp_path: Path) -> None:
     draws()
 
 
+def test_reasons_pass_over_values_that_are_gone() -> None:
+    """EyeLike reads the shape of v, no more: x is sharded as y is, which the program still has."""
+    text = """g (bool[4,4] c, float[4,4] x) => (float[4,4] y, float[4,4] z) {
+      v = Where(c, x, x)  y = EyeLike(v)  z = Neg(x)
+    }"""
+    module = irpar.load(model_of_text(text))
+    irpar.annotate(module, {"y": [None, ["tp"]]})
+    plan = irpar.partition(module, {"tp": 2}).plan
+    check_explained(plan)
+    assert "v" not in {entry["name"] for entry in plan.values}
+    (reason,) = next(entry["why"] for entry in plan.values if entry["name"] == "x")
+    assert reason["follows"] in {entry["name"] for entry in plan.values}
+
+
 LONG = "/decoder/layers.0/self_attention/projection_of_the_values/MatMul"
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -326,7 +326,25 @@ def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str
             same = Decision(f"is %{value.name}", value.name)
             axes = cutting_names(value.sharding)
             rows.append(_value(value, name, name, [replace(same, axes=(axis,)) for axis in axes] or [same]))
+    listed = {row["name"] for row in rows}
+    for reason in (reason for row in rows for reason in row["why"]):
+        reason["follows"] = _nearest_listed(reason["follows"], reason["axes"], listed, decisions)
     return rows
+
+
+def _nearest_listed(
+    follows: str | None, axes: Sequence[str], listed: Set[str], decisions: Mapping[str, Sequence[Decision]]
+) -> str | None:
+    """What a reason follows; where the program has no such value any more, the nearest that this one follows itself.
+
+    A value of which only the shape was read (by EyeLike, say) is computed no longer once shapes are constants.
+    """
+    name, met = follows, set[str]()
+    while name is not None and name not in listed and name not in met:
+        met.add(name)
+        reasons = [reason for reason in decisions.get(name, ()) if not reason.axes or set(axes) & set(reason.axes)]
+        name = reasons[0].follows if reasons else None
+    return name if name in listed else follows
 
 
 def _value(value: Value, name: str, source: str, decisions: Sequence[Decision]) -> dict[str, Any]:
