@@ -328,23 +328,28 @@ def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str
             rows.append(_value(value, name, name, [replace(same, axes=(axis,)) for axis in axes] or [same]))
     listed = {row["name"] for row in rows}
     for reason in (reason for row in rows for reason in row["why"]):
-        reason["follows"] = _nearest_listed(reason["follows"], reason["axes"], listed, decisions)
+        _pass_over_gone(reason, listed, decisions)
     return rows
 
 
-def _nearest_listed(
-    follows: str | None, axes: Sequence[str], listed: Set[str], decisions: Mapping[str, Sequence[Decision]]
-) -> str | None:
-    """What a reason follows; where the program has no such value any more, the nearest that this one follows itself.
+def _pass_over_gone(reason: dict[str, Any], listed: Set[str], decisions: Mapping[str, Sequence[Decision]]) -> None:
+    """Where the program has no value any more that a reason follows: it follows the nearest that this one does itself.
 
-    A value of which only the shape was read (by EyeLike, say) is computed no longer once shapes are constants.
+    A value of which only the shape was read (by EyeLike, say) is computed no longer once shapes are constants. Where
+    it was annotated itself, the chain ends with that.
     """
-    name, met = follows, set[str]()
+    name, met = reason["follows"], set[str]()
     while name is not None and name not in listed and name not in met:
         met.add(name)
-        reasons = [reason for reason in decisions.get(name, ()) if not reason.axes or set(axes) & set(reason.axes)]
-        name = reasons[0].follows if reasons else None
-    return name if name in listed else follows
+        about = [why for why in decisions.get(name, ()) if not why.axes or set(reason["axes"]) & set(why.axes)]
+        if not about:
+            return
+        nearest = min(about, key=lambda why: not why.axes)  # As readers of chains do: of these axes before of all.
+        name = nearest.follows
+        if name is None:
+            reason |= {"why": f"{reason['why']}, {nearest.why}", "follows": None}
+    if name in listed:
+        reason["follows"] = name
 
 
 def _value(value: Value, name: str, source: str, decisions: Sequence[Decision]) -> dict[str, Any]:
