@@ -152,6 +152,20 @@ def test_reasons_pass_over_values_that_are_gone(name: str) -> None:
     )
 
 
+def test_exchanges_for_what_nothing_reads_have_reasons() -> None:
+    """EyeLike reads the shape of v, no more, and what devices exchange for v goes back to x."""
+    text = """g (float[4,4] x, float[4,4] c) => (float[8,4] y, float[4,4] z) {
+      v = Concat<axis=0>(x, c)  y = EyeLike(v)  z = Neg(x)
+    }"""
+    module = irpar.load(model_of_text(text))
+    irpar.annotate(module, {"x": [["tp"], None], "c": [["tp"], None], "v": [["tp"], None]})
+    plan = irpar.partition(module, {"tp": 2}).plan
+    check_explained(plan)
+    assert any(
+        reason["why"] == "a step of computing what nothing reads" for entry in plan.values for reason in entry["why"]
+    )
+
+
 LONG = "/decoder/layers.0/self_attention/projection_of_the_values/MatMul"
 
 

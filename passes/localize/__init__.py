@@ -211,13 +211,14 @@ class _Localizer:
         made = value
         while made not in known and (user := next(iter(made.users), None)) is not None and user.results:
             made = user.results[0]
-        if made not in known:
-            return
         why = Decision(f"a step of computing %{made.name}", made.name)
+        if made not in known:  # Devices still exchange what was computed of it, which nothing reads.
+            why = Decision("a step of computing what nothing reads")
         names = cutting_names(value.sharding)
         for name in names:
-            source = made if name in cutting_names(made.sharding) else self._before(value, known, name)
-            self.module.decide(value.name, replace(why, follows=(source or made).name, axes=(name,)))
+            is_made_so = made in known and name in cutting_names(made.sharding)
+            source = made if is_made_so else self._before(value, known, name)
+            self.module.decide(value.name, replace(why, follows=source.name if source else why.follows, axes=(name,)))
         if not names:
             self.module.decide(value.name, why)
 
