@@ -302,7 +302,7 @@ QUICK = (
     _resnet_case(16, HALF),
     _bert_case(128, HALF),
 )
-"""What a lease of four minutes holds."""
+"""What four minutes hold."""
 CASES = {
     case.name: case
     for case in (
