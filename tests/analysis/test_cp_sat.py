@@ -21,6 +21,7 @@ model.add_no_overlap_2d(across, up)
 for each in up:
     model.add(each.end_expr() <= end)
 model.minimize(end)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # What starts tests may have it ignored.
 try:
     threading.Timer(SECONDS, os.kill, (os.getpid(), signal.SIGINT)).start()
     run(model, 100)
