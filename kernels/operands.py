@@ -143,7 +143,7 @@ def fitting(out: Array | None, dtype: np.dtype[Any], *operands: Array) -> Array 
 
 
 def contiguous_result(out: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any], xp: ArrayModule = np) -> Array:
-    """Where a result is written: `out`, where that is contiguous and has the shape and dtype; else new memory."""
+    """Where a result is written: `out`, where that is contiguous and of that shape and dtype; else new memory."""
     if out is None or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
         return xp.empty(shape, dtype)
     return out

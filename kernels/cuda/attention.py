@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from ..registry import Array
-from .gpu import Gpu
+from .gpu import Gpu, strides_of
 from .programs import Program
 from .registry import cuda_kernel
 
@@ -220,6 +220,7 @@ def sizes_of(
 
 
 def fits(of: Sizes) -> bool:
+    """Whether the kernels take such sizes: heads of whole chunks of 16 bytes, as many blocks as a grid has."""
     sizes = (of.head, of.value_head)
     blocks = max(of.batch, of.heads * (of.queries if of.queries <= _FEW_QUERIES else 1))
     return (
@@ -230,10 +231,6 @@ def fits(of: Sizes) -> bool:
     )
 
 
-def strides_of(x: Array) -> list[Any]:
-    return [np.int64(stride // x.dtype.itemsize) for stride in x.strides]
-
-
 def _is_aligned(gpu: Gpu, x: Array) -> bool:
     """Whether 16-byte chunks of its last dim can be read."""
     if gpu.address(x) % 16 or x.strides[-1] != x.dtype.itemsize or abs(x.strides[-2]) >= 2**31:
@@ -242,6 +239,7 @@ def _is_aligned(gpu: Gpu, x: Array) -> bool:
 
 
 def aligned(gpu: Gpu, x: Array) -> Array:
+    """An operand of which 16-byte chunks can be read: itself, or a copy."""
     if _is_aligned(gpu, x):
         return x
     copied = gpu.empty(x.shape, x.dtype)
@@ -285,6 +283,7 @@ class _Tiles:
 
 
 def padded(size: int) -> int:
+    """The size of a head in shared memory, where it is multiplied in steps of 16."""
     return -(-size // 16) * 16
 
 
@@ -307,6 +306,7 @@ def _tiles(gpu: Gpu, of: Sizes, is_shaped: bool) -> _Tiles:
 
 
 def in_tiles(gpu: Gpu, q: Array, k: Array, v: Array, y: Array, logarithms: Array | None, of: Sizes, call: Call) -> None:
+    """Write y, and `logarithms` of what weights are normalised by (attention.cu), tile of keys by tile of keys."""
     operands = [aligned(gpu, x) for x in (q, k, v)]
     defines = call.defines(q.dtype, of)
     if q.dtype == np.float32:
@@ -323,6 +323,7 @@ def in_tiles(gpu: Gpu, q: Array, k: Array, v: Array, y: Array, logarithms: Array
 
 
 def pointers_of(*arrays: Array | None) -> list[Any]:
+    """Arrays as launches take them; a null pointer for what is absent."""
     return [np.uint64(0) if x is None else x for x in arrays]
 
 

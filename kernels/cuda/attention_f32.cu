@@ -23,16 +23,7 @@ constexpr int WEIGHT_STRIDE = KEYS + 4;
 constexpr int STAGE = KEYS * (STRIDE + VALUE_HEAD);
 constexpr int COLUMNS = (VALUE_HEAD + 63) / 64;
 
-// Start to copy rows of a tile; zeros behind `limit`.
-template <int COUNT, int SIZE, int TO_STRIDE>
-__device__ __forceinline__ void copy_rows(float* to, const float* from, long long stride, int first, int limit) {
-  constexpr int CHUNKS = SIZE / 4;
-  for (int chunk = threadIdx.x; chunk < COUNT * CHUNKS; chunk += THREADS) {
-    int row = chunk / CHUNKS, column = chunk % CHUNKS * 4;
-    bool is_given = first + row < limit;
-    copy_async(to + row * TO_STRIDE + column, is_given ? from + (first + row) * stride + column : from, is_given);
-  }
-}
+#include "attention_f32.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_f32(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..operands import contiguous_result
 from ..registry import Array
 from .attention import (
     CUDA_MASKS,
@@ -18,9 +19,8 @@ from .attention import (
     pointers_of,
     result_arrays,
     sizes_of,
-    strides_of,
 )
-from .gpu import Gpu
+from .gpu import Gpu, strides_of
 from .programs import Program
 from .registry import cuda_kernel
 
@@ -110,9 +110,8 @@ def attention_gradient(
 
 def _result_like(gpu: Gpu, x: Array, out: Array | None) -> Array:
     """Where the gradient of an operand goes: `out`, where that fits, else new memory."""
-    if out is None or out.shape != x.shape or out.dtype != x.dtype or not out.flags.c_contiguous:
-        return gpu.empty(x.shape, x.dtype)
-    return out if gpu.address(out) % 16 == 0 else gpu.empty(x.shape, x.dtype)
+    result = contiguous_result(out, x.shape, x.dtype, gpu)
+    return result if gpu.address(result) % 16 == 0 else gpu.empty(x.shape, x.dtype)
 
 
 def _columns(of: Sizes) -> int:

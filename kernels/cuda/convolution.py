@@ -12,7 +12,7 @@ import numpy as np
 from ..convolution import images_at_once
 from ..depthwise import MOST_SPATIAL_DIMS, geometry, is_depthwise
 from ..gemm import product
-from ..operands import compute_dtype
+from ..operands import compute_dtype, contiguous_result
 from ..registry import Array
 from ..windows import Windows
 from .copies import in_order
@@ -51,8 +51,7 @@ def conv(
     shape = (x.shape[0], weight.shape[0], *windows.counts)
     if not math.prod(shape) * math.prod(weight.shape) or min(map(min, windows.pads)) < 0:
         return None
-    if out is None or out.shape != shape or out.dtype != x.dtype or not out.flags.c_contiguous:
-        out = gpu.empty(shape, x.dtype)
+    out = contiguous_result(out, shape, x.dtype, gpu)
     x, weight = in_order(gpu, x), in_order(gpu, weight)
     if is_depthwise(x, weight, group):
         numbers = np.int32(shape[1]), np.int32(shape[1] // group), *_geometry(x, windows)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..operands import is_view, normalize_axis, to_ints
+from ..operands import contiguous_result, is_view, normalize_axis, to_ints
 from ..registry import Array, HostArray
 from .gpu import Gpu
 from .programs import Program
@@ -146,8 +146,7 @@ def concat(gpu: Gpu, *operands: Array, axis: int, out: Array | None = None) -> A
     shape = (*first.shape[:axis], sum(x.shape[axis] for x in operands), *first.shape[axis + 1 :])
     if len(rests) > 1 or first.dtype.itemsize not in _WIDTHS or math.prod(shape) > _MOST:
         return None
-    if out is None or out.shape != shape or out.dtype != first.dtype or not out.flags.c_contiguous:
-        out = gpu.empty(shape, first.dtype)
+    out = contiguous_result(out, shape, first.dtype, gpu)
     if not out.size:
         return out
     start = 0

@@ -98,6 +98,11 @@ class Gpu:
         found(blocks, threads, tuple(arguments), shared_mem=shared)
 
 
+def strides_of(x: Array) -> list[Any]:
+    """The steps of an array from element to element of each dim, in elements, as launches take them (64 bits)."""
+    return [np.int64(stride // x.dtype.itemsize) for stride in x.strides]
+
+
 def _three(dims: int | Sequence[int]) -> tuple[int, ...]:
     given = (dims,) if isinstance(dims, int) else tuple(dims)
     return (*given, *(1 for _ in range(3 - len(given))))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..faults import FAULTS
-from ..operands import BFLOAT16, normalize_axis
+from ..operands import BFLOAT16, contiguous_result, normalize_axis
 from ..registry import Array, HostArray
 from .copies import copy_into, in_order, merged
 from .gpu import Gpu
@@ -50,7 +50,7 @@ def gather(gpu: Gpu, x: Array, indices: Array, *, axis: int = 0, out: Array | No
         return None
     if slices and slices[0].source != itemsize:
         return None
-    y = _result(gpu, out, shape, x.dtype)
+    y = contiguous_result(out, shape, x.dtype, gpu)
     if not y.size:
         return y
     inner = math.prod(x.shape[axis + 1 :]) * itemsize
@@ -72,13 +72,6 @@ def _strides(shape: tuple[int, ...], itemsize: int) -> list[int]:
     return [math.prod(shape[place + 1 :]) * itemsize for place in range(len(shape))]
 
 
-def _result(gpu: Gpu, out: Array | None, shape: tuple[int, ...], dtype: "np.dtype[np.generic]") -> Array:
-    """What was given to write to, where it fits; else new."""
-    if out is None or out.shape != shape or out.dtype != dtype or not out.flags.c_contiguous:
-        return gpu.empty(shape, dtype)
-    return out
-
-
 @cuda_kernel("ScatterND", since=16)
 def scatter_nd(
     gpu: Gpu, x: Array, indices: Array, updates: Array, *, reduction: str = "none", out: Array | None = None
@@ -91,7 +84,7 @@ def scatter_nd(
     word = _outside(x.shape[0], 0)
     if word is None or updates.shape != (*indices.shape[:-1], *x.shape[1:]) or not x.shape[0]:
         return None
-    y = _result(gpu, out, x.shape, x.dtype)
+    y = contiguous_result(out, x.shape, x.dtype, gpu)
     if not copy_into(gpu, x, y):
         return None
     inner = math.prod(x.shape[1:])
@@ -114,7 +107,7 @@ def one_hot(
     shape = (*indices.shape[:place], length, *indices.shape[place:])
     if length < 0 or math.prod(shape) > _MOST:
         return None
-    y = _result(gpu, out, shape, values.dtype)
+    y = contiguous_result(out, shape, values.dtype, gpu)
     if not y.size:
         return y
     sizes = map(np.uint32, (math.prod(shape[:place]), length, math.prod(shape[place + 1 :])))

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..faults import FAULTS
-from ..operands import is_view
+from ..operands import contiguous_result, is_view
 from ..registry import Array
 from .copies import in_order
-from .gpu import Gpu
+from .gpu import Gpu, strides_of
 from .indexing import ELEMENTS
 from .programs import Program
 from .registry import cuda_kernel
@@ -45,10 +45,10 @@ def softmax_cross_entropy_loss(
     if by_rows is None or word is None:
         return None
     batches, places, classes = by_rows.shape
-    rows, strides = batches * places, [np.int64(stride // scores.dtype.itemsize) for stride in by_rows.strides[:2]]
+    rows, strides = batches * places, strides_of(by_rows)[:2]
     of_loss, of_logs, *_ = (*outs, None, None)
     shape = labels.shape if reduction == "none" else ()
-    loss = of_loss if _fits(of_loss, shape, scores.dtype) else gpu.empty(shape, scores.dtype)
+    loss = contiguous_result(of_loss, shape, scores.dtype, gpu)
     losses, shares, norms = (gpu.empty((count,), np.dtype(np.float32)) for count in (rows, rows, 2 * rows))
     program = _program(element, _PLACES[labels.dtype], weight is not None)
     arguments = (
@@ -64,7 +64,7 @@ def softmax_cross_entropy_loss(
     gpu.launch(program, "reduced", blocks, _THREADS, arguments, 16 * _THREADS)
     if n_outputs == 1:
         return (loss,)
-    logs = of_logs if _fits(of_logs, scores.shape, scores.dtype) else gpu.empty(scores.shape, scores.dtype)
+    logs = contiguous_result(of_logs, scores.shape, scores.dtype, gpu)
     _launch_logarithms(gpu, program, by_rows, norms, logs)
     return loss, logs
 
@@ -83,7 +83,7 @@ def _by_rows(scores: Array) -> Array | None:
 def _launch_logarithms(gpu: Gpu, program: Program, by_rows: Array, norms: Array, logs: Array) -> None:
     """Write the logarithms in the order of batch, class and place."""
     batches, places, classes = by_rows.shape
-    strides = [np.int64(stride // by_rows.dtype.itemsize) for stride in by_rows.strides[:2]]
+    strides = strides_of(by_rows)[:2]
     blocks, most = batches * -(-places // _SIDE) * -(-classes // _SIDE), _BLOCKS_EACH * gpu.multiprocessors
     sizes = [np.uint32(size) for size in by_rows.shape]
     if places == 1:
@@ -92,10 +92,6 @@ def _launch_logarithms(gpu: Gpu, program: Program, by_rows: Array, norms: Array,
         return
     shared = 4 * _SIDE * (_SIDE + 1)
     gpu.launch(program, "logarithms", min(blocks, 4 * most), _THREADS, (by_rows, norms, logs, *sizes, *strides), shared)
-
-
-def _fits(out: Array | None, shape: tuple[int, ...], dtype: "np.dtype[np.generic]") -> bool:
-    return out is not None and out.shape == shape and out.dtype == dtype and bool(out.flags.c_contiguous)
 
 
 def _program(element: int, place: str, is_weighted: bool) -> Program:

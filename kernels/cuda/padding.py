@@ -12,7 +12,7 @@ import numpy as np
 
 from ..gemm import Gemm, Operand
 from ..registry import Array, ArrayModule
-from .gpu import Gpu
+from .gpu import Gpu, strides_of
 from .programs import Program
 
 ALIGNMENT = 16
@@ -94,7 +94,7 @@ def copy_rows(gpu: Gpu, x: Array, y: Array) -> None:
     """Copy rows of 16-bit numbers, each of which lie one after the other, to others that share no memory with them."""
     rows, length = x.shape
     grid = -(-length // (_CHUNK * _THREADS)), min(rows, _MOST_BLOCKS)
-    steps = [np.int64(each.strides[0] // each.itemsize) for each in (x, y)]
+    steps = [strides_of(each)[0] for each in (x, y)]
     gpu.launch(_program(), "copy_rows", grid, _THREADS, (x, y, np.int64(rows), np.int64(length), *steps))
 
 

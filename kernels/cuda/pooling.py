@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..operands import contiguous_result
 from ..registry import Array
 from ..windows import Windows
-from .gpu import Gpu
+from .gpu import Gpu, strides_of
 from .indexing import ELEMENTS
 from .programs import Program
 from .registry import cuda_kernel
@@ -93,11 +94,10 @@ def _pooled(
     shape = (*x.shape[:2], *windows.counts)
     if min(map(min, windows.pads)) < 0:
         return None
-    if out is None or out.shape != shape or out.dtype != x.dtype or not out.flags.c_contiguous:
-        out = gpu.empty(shape, x.dtype)
+    out = contiguous_result(out, shape, x.dtype, gpu)
     if not out.size:
         return out
-    strides = [np.int64(stride // x.dtype.itemsize) for stride in x.strides]
+    strides = strides_of(x)
     sizes = (out.size, shape[1], shape[2], shape[3])
     (top, _), (left, _) = windows.pads
     geometry = (*windows.kernel, *windows.strides, *windows.dilations, top, left, *counted)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..operands import to_ints
+from ..operands import contiguous_result, to_ints
 from ..registry import Array, HostArray
 from .gpu import Gpu
 from .indexing import ELEMENTS
@@ -59,8 +59,7 @@ def _reduced(gpu: Gpu, x: Array, axes: Sequence[int], keepdims: int, is_mean: bo
     if rows < _FEWEST_ROWS or columns < _FEWEST_COLUMNS or not 0 < groups <= _MOST_BLOCKS or x.size >= 2**40:
         return None
     shape = tuple(1 if d in places else n for d, n in enumerate(x.shape) if keepdims or d not in places)
-    if out is None or out.shape != shape or out.dtype != x.dtype or not out.flags.c_contiguous:
-        out = gpu.empty(shape, x.dtype)
+    out = contiguous_result(out, shape, x.dtype, gpu)
     _sum_rows(gpu, x, out, (groups, rows, columns), 1 / rows if is_mean else 1.0)
     return out
 
