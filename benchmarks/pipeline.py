@@ -38,10 +38,11 @@ import irpar.commands.app, irpar.commands.partition, irpar.commands.loading, irp
 from irpar.commands.loading import annotate_by, load_model, shardings_of
 from irpar.pass_manager.instrumentation import Instrumentation
 from irpar.pass_manager import PassManager
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 passes = []
 def progress(event):
     passes.append((event.name, event.event, time.process_time()))
-manager = PassManager.parse(irpar.api.DEFAULT_PIPELINE, Instrumentation(progress=progress))
+manager = PassManager.parse(DEFAULT_PIPELINE, Instrumentation(progress=progress))
 mark("imports")
 folder = Path(sys.argv[1])
 file, agreed = shardings_of(sys.argv[2], folder / "gpt.json")
