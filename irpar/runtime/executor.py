@@ -131,6 +131,7 @@ class Executor:
             tf32=self.is_tf32,
             keep_on_device=self._group.takes_device_arrays or _keeps_state_alone(mesh, self.parts),
             local_rank=0 if world is None else world.local_rank,
+            lends=True,  # A run reads its results on the host before it gives back the arena.
             threads=0 if mesh.size == 1 else 1 if len(ranks) > 1 else threads_of_rank(),
         )
         self._engine = make_engine(engine, settings)
@@ -469,7 +470,7 @@ class Executor:
         for rank in self._group.ranks:
             self.read_bytes[rank] = given.read_bytes(blocks[rank])
         states = self._start(prepared, blocks, session)
-        self._walk(states, log)
+        self._lockstep.run(states, log)
         computed: dict[int, Mapping[str, Any]] = {
             state.rank: self._computed(prepared, state, session) for state in states
         }
@@ -505,19 +506,13 @@ class Executor:
         (rank,) = self._group.ranks
         own = given.blocks(self.inputs, self.mesh.coords(rank))
         (state,) = states = self._start(prepared, {rank: {**request.inputs, **own}}, request.session)
-        self._walk(states, log)
+        self._lockstep.run(states, log)
         computed = self._computed(prepared, state, request.session)
         if not request.all_copies:
             specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
             first = {spec.name for spec in specs if is_first_holder(spec.sharding, self.mesh, state.rank)}
             computed = {name: block for name, block in computed.items() if name in first}
         return Answer(computed, log.text(), given.read_bytes(own))
-
-    def _walk(self, states: Sequence[RankState], log: CollectiveLog) -> None:
-        """Bring ranks to the ends of their programs; others may then use their memory."""
-        self._lockstep.run(states, log)
-        for state in states:
-            self._arenas.give_back(state.rank, state.arena)
 
     def _check_partition(self, request: Request) -> None:
         """Refuse to run with a driver that has another partition: a program may look alike and have other weights."""
@@ -551,14 +546,19 @@ class Executor:
         return states
 
     def _computed(self, prepared: Prepared, state: RankState, session: int) -> dict[str, Any]:
-        """A rank's blocks of the outputs and of what is fetched, by name; state stays with the rank."""
+        """A rank's blocks of the outputs and of what is fetched, by name; state stays with the rank.
+
+        Others may use its memory from then on.
+        """
         results = {spec.name: value for spec, value in zip(self.outputs, state.graph.outputs, strict=True)}
         if session:
             kept = {known.spec.name: state.read(results[known.output]) for known in self.states if known.output}
             self._held.replace(session, state.rank, kept)
         wanted = {spec.name: results[spec.name] for spec in self._given_by(session)}
         wanted |= {name: values[state.graph] for name, values in prepared.fetched.items() if state.graph in values}
-        return {name: state.read_on_host(value) for name, value in wanted.items()}
+        found = {name: state.read_on_host(value) for name, value in wanted.items()}
+        self._arenas.give_back(state.rank, state.arena)
+        return found
 
     def _whole(self, spec: TensorSpec, blocks: Mapping[int, Any], with_check: bool) -> Any:
         if with_check:

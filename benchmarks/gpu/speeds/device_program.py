@@ -19,13 +19,13 @@ Array = np.ndarray[Any, Any]
 class DeviceProgram:
     """A module on one device, as the runtime runs it, but for what takes inputs from the host and results there.
 
-    State stays on the device from run to run. A run of a step of training reads its loss, as the runtime does.
+    State stays on the device from run to run; results are valid until the next one, as those of `torch.compile` with
+    reduce-overhead are. A run of a step of training reads its loss, as the runtime does.
 
     Args:
         module: without collectives.
         engine: of irpar.
-        captures: whether it may capture what it runs in CUDA graphs. Results of a graph are copied, for a later run
-            writes to the same place.
+        captures: whether it may capture what it runs in CUDA graphs.
         tf32: whether products of float32 may round their operands to TF32.
 
     Attributes:
@@ -38,7 +38,7 @@ class DeviceProgram:
         (part,) = self.partition.parts
         assert self.partition.module is not None
         settings = EngineSettings(
-            self.partition.module.opsets, 1, keep_on_device=engine == "cupy", captures=captures, tf32=tf32
+            self.partition.module.opsets, 1, keep_on_device=engine == "cupy", captures=captures, tf32=tf32, lends=True
         )
         self._engine = make_engine(engine, settings)
         self.graph: Graph = part.graph

@@ -140,6 +140,8 @@ class EngineSettings:
         keep_on_device: let segments give arrays of the device, where the engine has one.
         local_rank: the place of this process among those of its machine, which chooses the device.
         captures: let an engine with a device capture in CUDA graphs what it runs again and again.
+        lends: let results that stay on a device lie where the next run of the rank writes, so that they need not be
+            copied; what replaces state never does.
         threads: threads of the processor that each segment of a program cut over ranks computes with; 0: the program is
             whole, and the engine chooses.
     """
@@ -154,6 +156,7 @@ class EngineSettings:
         keep_on_device: bool = False,
         local_rank: int = 0,
         captures: bool = True,
+        lends: bool = False,
         threads: int = 0,
     ) -> None:
         self.opsets = dict(opsets)
@@ -163,6 +166,7 @@ class EngineSettings:
         self.keep_on_device = keep_on_device
         self.local_rank = local_rank
         self.captures = captures
+        self.lends = lends
         self.threads = threads
 
 

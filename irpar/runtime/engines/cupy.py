@@ -70,7 +70,7 @@ class CupySegment:
     """A segment of one part, fused and compiled to instructions on each device that a rank of the part has."""
 
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
-        segment = fused(segment)
+        last, segment = segment.nodes[-1], fused(segment)
         ends = not engine.keep_on_device
         self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES, beside=True, with_ends=ends)
         self._engine = engine
@@ -83,8 +83,9 @@ class CupySegment:
                 scope = Scope(engine.arrays)
                 scope.place(segment.inputs, segment.nodes, None)
                 body = Body(segment.nodes, segment.inputs, segment.outputs, (), scope)
-            is_whole = segment.graph is constants.graph
-            self._programs[device] = Program(segment, body, known, self._layout, frozenset(scope.on_host), is_whole)
+            is_whole, is_last = segment.graph is constants.graph, last is segment.graph.last
+            places = self._layout, frozenset(scope.on_host)
+            self._programs[device] = Program(segment, body, known, *places, is_whole, is_last)
 
     @property
     def arena_bytes(self) -> int:
@@ -126,7 +127,7 @@ class CupySegment:
 
     def _runner(self, rank: int) -> Runner:
         engine, program = self._engine, self._programs[self._engine.lanes.device_of(rank)]
-        runner = Runner(program, engine.arrays, engine.told, engine.keep_on_device, engine.captures)
+        runner = Runner(program, engine.arrays, engine.told, engine.keep_on_device, engine.captures, engine.lends)
         self._runners[rank] = runner
         return runner
 
@@ -143,6 +144,7 @@ class CupyEngine:
         lanes: the streams.
         keep_on_device: whether segments give device arrays.
         captures: whether what a stream is given is captured in CUDA graphs.
+        lends: whether results may lie where the next run writes.
         is_direct: whether a replay needs neither the device nor the stream made current.
         told: what is told of how nodes were computed.
 
@@ -159,6 +161,7 @@ class CupyEngine:
         cupy = import_cupy("the engine cupy")
         self.keep_on_device = settings.keep_on_device
         self.captures = settings.captures and os.environ.get(CUDA_GRAPHS) != "0"
+        self.lends = settings.lends
         self._ranks = settings.ranks
         devices = cupy.cuda.runtime.getDeviceCount()
         own, spreads = settings.local_rank % devices, settings.ranks > 1 and settings.keep_on_device

@@ -22,6 +22,7 @@ class Compiled:
         numpy: a numpy array of what the device gives.
         keep_on_device: whether the segment gives device arrays.
         captures: whether it is captured.
+        lends: whether results are valid until the next run alone.
 
     Attributes:
         segment: of the program.
@@ -37,11 +38,12 @@ class Compiled:
         *,
         keep_on_device: bool,
         captures: bool,
+        lends: bool = False,
     ) -> None:
         loaded = module(text)
         part = Part(0, loaded.graph, (0,), ())
         (self.segment,) = build_program(part.graph).segments
-        settings = EngineSettings(loaded.opsets, 1, keep_on_device=keep_on_device, captures=captures)
+        settings = EngineSettings(loaded.opsets, 1, keep_on_device=keep_on_device, captures=captures, lends=lends)
         self.engine: Any = make_engine("cupy", settings)
         self.device: Any = self.engine.compile(self.segment, Constants(part))
         self.host = make_engine("numpy", EngineSettings(loaded.opsets, 1)).compile(self.segment, Constants(part))

@@ -14,6 +14,7 @@ from irpar.onnx_io import to_module
 from irpar.output.training_facts import facts_of
 from irpar.runtime.engines import cupy as engine
 from irpar.runtime.engines.cuda_graphs import piece
+from irpar.runtime.engines.lanes import RankStream
 from irpar.runtime.errors import NodeError
 from irpar.runtime.executor import Executor
 from irpar.training.trainer import Trainer
@@ -26,9 +27,9 @@ from tests.strict_device import STRICT, StrictArray
 from tests.training.programs import batch, classifier, same
 
 
-def compiled(text: str, *, keep_on_device: bool = False, captures: bool = True) -> Compiled:
+def compiled(text: str, *, keep_on_device: bool = False, captures: bool = True, lends: bool = False) -> Compiled:
     """A program of one segment on the stand-in."""
-    return Compiled(text, placed, on_host, keep_on_device=keep_on_device, captures=captures)
+    return Compiled(text, placed, on_host, keep_on_device=keep_on_device, captures=captures, lends=lends)
 
 
 def placed(array: np.ndarray) -> StrictArray:
@@ -95,6 +96,50 @@ def test_results_that_stay_on_the_device_outlive_later_replays() -> None:
     found = [chain.run(array, on_device=True)[0] for array in given]
     for array, result in zip(given, found, strict=True):
         np.testing.assert_array_equal(result._array, chain.expected(array)[0])
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The bytes of each copy that a rank lets its stream do from one place of its device to another."""
+    found: list[int] = []
+    copy = RankStream.copy
+
+    def counted(self: RankStream, target: int, source: int, size: int, stream: Any) -> None:
+        found.append(size)
+        copy(self, target, source, size, stream)
+
+    monkeypatch.setattr(RankStream, "copy", counted)
+    return found
+
+
+VIEWED = """
+    graph @viewed(%x: f32[4, 8]) -> (%y, %z) opset 21 {
+      %shape = constant : i64[1] [32]
+      %a = Neg(%x) : f32[4, 8]
+      %b = Exp(%a) : f32[4, 8]
+      %y = Reshape(%b, %shape) : f32[32]
+      %z = Tanh(%a) : f32[4, 8]
+    }
+"""
+
+
+@pytest.mark.parametrize("text", [CHAIN.replace("[n, 8]", "[4, 8]"), VIEWED], ids=["chain", "viewed"])
+@pytest.mark.parametrize("lends", [False, True], ids=["owned", "borrowed"])
+def test_results_are_copied_once_and_those_that_are_borrowed_never(text: str, lends: bool, copies: list[int]) -> None:
+    program = compiled(text, keep_on_device=True, lends=lends)
+    arena = program.engine.arena(0, program.device.arena_bytes)
+    given = [numbers(4, 8, seed=run) for run in range(5)]
+    found = []
+    for array in given:
+        copies.clear()
+        found.append(program.run(array, on_device=True, arena=arena))
+        for result, expected in zip(found[-1], program.expected(array), strict=True):
+            np.testing.assert_array_equal(result._array, expected)
+    results = len(found[-1])
+    assert copies == [given[0].nbytes] * (1 if lends else 1 + results)  # The input is always copied.
+    again = zip(found[-2], program.expected(given[-1] if lends else given[-2]), strict=True)
+    for result, expected in again:
+        np.testing.assert_array_equal(result._array, expected)
 
 
 def test_inputs_and_outputs_that_lie_on_the_host_have_places_in_the_arena() -> None:
@@ -384,9 +429,10 @@ STATE = """
 """
 
 
-def test_state_is_read_where_it_lies_and_copied_where_it_moves(launches: Callable[[], int]) -> None:
-    """That which nothing replaces may stay on the host."""
-    counted = compiled(STATE, keep_on_device=True)
+@pytest.mark.parametrize("lends", [False, True], ids=["owned", "borrowed"])
+def test_state_is_read_where_it_lies_and_copied_where_it_moves(lends: bool, launches: Callable[[], int]) -> None:
+    """That which nothing replaces may stay on the host; what replaces it is never borrowed."""
+    counted = compiled(STATE, keep_on_device=True, lends=lends)
     rest, state = numbers(2000, seed=1), numbers(2000, seed=2)
     on_device, expected = placed(state), state
     names = [value.name for value in counted.segment.inputs]
@@ -394,7 +440,9 @@ def test_state_is_read_where_it_lies_and_copied_where_it_moves(launches: Callabl
         x = numbers(2000, seed=run)
         given = {"x": placed(x), "m": on_device, "n": rest}
         found = dict(zip(counted.segment.outputs, counted.device.run([given[name] for name in names]), strict=True))
+        before, held = on_device, expected
         y, on_device = (found[value] for value in counted.segment.graph.outputs)
+        np.testing.assert_array_equal(before._array, held)
         np.testing.assert_array_equal(y._array, np.tanh(x + expected + rest))
         expected = -(x + expected)
         np.testing.assert_array_equal(on_device._array, expected)

@@ -63,7 +63,7 @@ class Origins(NamedTuple):
         on_host: the host reads their numbers.
         bound: they lie where they lay in the last run, as a rule.
         states: those of them that are state, which is on the device from its first run on.
-        leaving: what leaves the segment on the device, and may not lie in the arena.
+        leaving: what leaves the segment on the device, and may not stay in the arena.
         taken: what is copied from where it lies before anything else is captured or replayed.
     """
 

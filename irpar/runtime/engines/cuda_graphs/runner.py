@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from irpar.ir import Node, Value
+from irpar.ir import Graph, Node, Value
 from irpar.kernels import KernelError
 from irpar.ops.effects import is_compute
 from irpar.runtime.engines.arena import Arena, ArenaLayout, with_states
@@ -51,6 +51,7 @@ class Program:
         on_host: values that lie on the host.
         is_whole: whether the segment runs once in a run of its program, so that what it gives to other segments may
             stay where it is.
+        is_last: whether nothing of its program runs after it.
         apart: nodes that no CUDA graph can hold, and why; more are found as the segment runs.
     """
 
@@ -60,6 +61,7 @@ class Program:
     layout: ArenaLayout
     on_host: frozenset[Value]
     is_whole: bool
+    is_last: bool
     apart: dict[Node, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -75,10 +77,11 @@ class Runner:
         notes: what is told of nodes that split a graph.
         keep_on_device: whether device arrays come in and go out.
         captures: whether CUDA graphs are made.
+        lends: whether results of the program need be valid only until the next run, but for what replaces state.
     """
 
     def __init__(
-        self, program: Program, arrays: DeviceArrays, notes: Notes, keep_on_device: bool, captures: bool
+        self, program: Program, arrays: DeviceArrays, notes: Notes, keep_on_device: bool, captures: bool, lends: bool
     ) -> None:
         self._program = program
         self._arrays = arrays
@@ -90,7 +93,10 @@ class Runner:
         self._slots = {value: slot for slot, value in enumerate(dict.fromkeys(values))}
         self._inputs = len(segment.inputs)
         self._outputs = [self._slots[value] for value in segment.outputs]
-        self._escaping = [not program.is_whole or _escapes(value, segment.graph.outputs) for value in segment.outputs]
+        lasting = _replacing(segment.graph) if lends else segment.graph.outputs
+        self._escaping = [not program.is_whole or _escapes(value, lasting) for value in segment.outputs]
+        stays = lends and program.is_last
+        self._inside = [stays and not escapes for escapes in self._escaping]
         self._bound = self._steady_inputs() | {*program.layout.slots}
         self._steps = self._begin()
 
@@ -126,8 +132,8 @@ class Runner:
         """Results as other segments and the caller may keep them: not where a later run writes."""
         inside = None if arena is None else memory_of(arena.memory)
         return [
-            self._leaving(array, escapes or arena is None, inside, lane)
-            for array, escapes in zip(results, self._escaping, strict=True)
+            self._leaving(array, escapes or arena is None, None if stays else inside, lane)
+            for array, escapes, stays in zip(results, self._escaping, self._inside, strict=True)
         ]
 
     def _leaving(self, value: Any, escapes: bool, inside: Any, lane: RankStream) -> Any:
@@ -169,7 +175,8 @@ class Runner:
         read = (value for value in stretch.reads if value in on_host)
         read_there = (value for value in read if next(following(stretch.instructions, value, on_host), None))
         # What is copied to the host before another run begins may lie anywhere.
-        leaving = segment.outputs if self._keep_on_device else ()
+        moving = (value for value, stays in zip(segment.outputs, self._inside, strict=True) if not stays)
+        leaving = moving if self._keep_on_device else ()
         copied = (value for value, escapes in zip(segment.outputs, self._escaping, strict=True) if escapes)
         taken = () if not is_all else copied if self._keep_on_device else segment.outputs
         return Origins(
@@ -308,6 +315,11 @@ def _escapes(value: Value, outputs: Sequence[Value]) -> bool:
         return True
     sent = (node for node in value.users if not is_compute(node))
     return any(_escapes(result, outputs) for node in sent for result in node.results)
+
+
+def _replacing(graph: Graph) -> list[Value]:
+    """The results of a program that replace its state."""
+    return [graph.outputs[state.output] for state in graph.states.values() if state.output is not None]
 
 
 def _reason(error: CaptureError) -> str:
