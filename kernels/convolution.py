@@ -49,7 +49,7 @@ def images_at_once(column_bytes: int, *beside: Array) -> int:
     return max(1, min(COLUMN_BYTES, held) // max(1, column_bytes))
 
 
-def _convolved(
+def convolved(
     xp: ArrayModule,
     x: Array,
     weight: Array,
@@ -104,7 +104,7 @@ def _by_tiles(x: Array, weight: Array, group: int, windows: Windows, kept: Kept,
 def _convolved_integers(xp: ArrayModule, x: Array, weight: Array, group: int, windows: Windows) -> Array:
     """The convolution of 8-bit numbers less their zero points, in int32."""
     kind = summing_dtype(math.prod(weight.shape[1:]))
-    return summed_as_int32(_convolved(xp, x.astype(kind), weight.astype(kind), group, windows, Kept()))
+    return summed_as_int32(convolved(xp, x.astype(kind), weight.astype(kind), group, windows, Kept()))
 
 
 def _check_kernel_shape(kernel_shape: Ints | None, weight: Array) -> None:
@@ -161,7 +161,7 @@ def conv(
     y = _by_tiles(x, weight, group, windows, kept, out) if xp.__name__ == "numpy" else None
     if y is None:
         # What nothing is added to is rounded once already.
-        y = _convolved(xp, x, weight, group, windows, kept, out, x.dtype if bias is None else None)
+        y = convolved(xp, x, weight, group, windows, kept, out, x.dtype if bias is None else None)
     if bias is not None:
         y += widen(bias).reshape((-1,) + (1,) * (x.ndim - 2))
     return narrow(y, x.dtype)

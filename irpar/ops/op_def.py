@@ -35,6 +35,7 @@ FAMILIES = (
     "indexing",
     "attention",
     "convolution",
+    "channels_last",
     "pooling",
     "resize",
     "vision",

@@ -1,0 +1,90 @@
+"""Convolutions with channels last against those with channels first, and what is told of wrong ones."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from irpar.kernels import KernelError, lookup
+
+Array = np.ndarray
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "": lambda x: x,
+    "Relu": lambda x: np.maximum(x, 0),
+    "Clip": lambda x: np.clip(x, -0.5, 2.0),
+    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "HardSwish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
+    "Silu": lambda x: x / (1 + np.exp(-x)),
+}
+CASES: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = [
+    ((2, 7, 6, 5), (4, 3, 3, 5), {"pads": (1, 0, 2, 1), "strides": (2, 1)}),
+    ((1, 9, 8, 6), (6, 3, 2, 1), {"group": 6, "dilations": (2, 1), "pads": (1, 1, 1, 1)}),
+    ((1, 5, 5, 6), (4, 1, 1, 3), {"group": 2}),
+    ((2, 11, 4), (3, 4, 4), {"pads": (3, 0)}),
+    ((1, 3, 4, 3, 2), (2, 2, 2, 2, 2), {"pads": (0, 1, 0, 0, 1, 1)}),
+    ((2, 6, 6, 3), (2, 3, 3, 3), {"pads": (-1, -1, 0, -1)}),
+]
+
+
+def kernel_of(domain: str, op_type: str) -> Any:
+    found = lookup(domain, op_type, 22 if not domain else 1)
+    assert found is not None
+    return found
+
+
+def expected(x: Array, weight: Array, addends: list[Array], activation: str, attributes: dict[str, Any]) -> Array:
+    """In float64, by ONNX's own Conv."""
+    wide = [np.moveaxis(each.astype(np.float64), -1, 1) for each in (x, weight)]
+    sums = np.moveaxis(kernel_of("", "Conv")(np, wide, attributes, 1)[0], 1, -1)
+    for addend in addends:
+        sums = sums + addend.astype(np.float64)
+    return ACTIVATIONS[activation](sums)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_results_are_those_of_channels_first(case: tuple[Any, Any, dict[str, Any]], dtype: Any) -> None:
+    random = np.random.default_rng(5)
+    shape, weight_shape, attributes = case
+    x, weight = (random.standard_normal(size).astype(dtype) for size in (shape, weight_shape))
+    kernel, unit = kernel_of("irpar", "ConvChannelsLast"), float(ml_dtypes.finfo(dtype).eps)
+    (plain,) = kernel(np, [x, weight], attributes, 1)
+    bias, residual = (random.standard_normal(size).astype(dtype) for size in (weight_shape[:1], plain.shape))
+    bounds = {"min": -0.5, "max": 2.0}
+    for activation in ACTIVATIONS:
+        for addends in ([], [bias], [None, residual], [bias, residual]):
+            given = attributes | {"activation": activation} | (bounds if activation == "Clip" else {})
+            out = np.full(plain.shape, np.nan, dtype)
+            (found,) = kernel(np, [x, weight, *addends], given, 1, out)
+            assert found is out
+            wanted = expected(x, weight, [each for each in addends if each is not None], activation, attributes)
+            np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=2 * unit, atol=8 * unit)
+
+
+def test_what_is_no_number_stays() -> None:
+    x, weight = np.full((1, 2, 2, 1), math.nan, np.float32), np.ones((1, 1, 1, 1), np.float32)
+    for activation in ACTIVATIONS:
+        (found,) = kernel_of("irpar", "ConvChannelsLast")(np, [x, weight], {"activation": activation}, 1)
+        assert np.isnan(found).all(), activation
+
+
+@pytest.mark.parametrize(
+    ("shapes", "attributes", "message"),
+    [
+        ([(1, 4, 4, 3), (2, 3, 3, 2)], {}, r"1 groups of a kernel \[2, 3, 3, 2\] do not fit an image \[1, 4, 4, 3\]"),
+        ([(1, 4, 4, 4), (3, 3, 3, 2)], {"group": 2}, "2 groups"),
+        ([(4, 3), (2, 3)], {}, "do not fit an image"),
+        ([(1, 4, 4, 3), (2, 3, 3, 3)], {"kernel_shape": (3, 2)}, "kernel_shape"),
+        ([(1, 4, 4, 3), (2, 3, 3, 3)], {"activation": "Tanh"}, "activation='Tanh'"),
+        ([(1, 4, 4, 3), (2, 3, 3, 3), (3,)], {}, r"a bias \[3\] does not fit"),
+        ([(1, 4, 4, 3), (2, 3, 3, 3), (2,), (1, 2, 2, 3)], {}, r"a residual \[1, 2, 2, 3\] does not fit"),
+    ],
+)
+def test_a_wrong_call_is_told(shapes: list[tuple[int, ...]], attributes: dict[str, Any], message: str) -> None:
+    operands = [np.zeros(shape, np.float32) for shape in shapes]
+    with pytest.raises(KernelError, match=message):
+        kernel_of("irpar", "ConvChannelsLast")(np, operands, attributes, 1)
