@@ -160,7 +160,8 @@ def matmul(
         xp: CuPy.
         a, b: operands of one dtype; a vector counts as one row or one column. Where they are of two, both are taken in
             the wider one's compute dtype.
-        out: what the result is written into, where it is contiguous and of its shape and dtype.
+        out: what the result is written into, where it is of its shape and dtype, and contiguous; or where its rows lie
+            evenly further apart, and a product takes less time so (see `padding`).
         dtype: of the result: that of `a` (None), or another, which is rounded to from the compute dtype.
         bias: a number for each column of the result.
         activation: None, "relu" (which may make 0 of NaN), or "gelu_tanh".
@@ -184,11 +185,15 @@ def matmul(
         raise ValueError(f"inner dims {a.shape[-1]} and {inner} differ")
     shape, kind = product_shape(a, b), dtype if dtype in (a.dtype, compute_dtype(a.dtype)) else compute_dtype(a.dtype)
     _check_addends(bias, residual, shape)
-    is_fit = out is not None and out.shape == shape and out.dtype == kind and out.flags.c_contiguous
+    is_fit = out is not None and out.shape == shape and out.dtype == kind
+    finish = Finish(bias, activation, residual, alpha, beta)
+    if out is not None and is_fit and not out.flags.c_contiguous:
+        if inner and _is_written_apart(xp, a, b, out, finish):
+            return out
+        is_fit = False
     result = out if out is not None and is_fit else xp.empty(shape, dtype=kind)
     if not result.size:
         return narrow(result, dtype)
-    finish = Finish(bias, activation, residual, alpha, beta)
     if not inner:
         result.fill(0)
         sums = widen(result)
@@ -240,10 +245,24 @@ def _multiply(xp: ArrayModule, a: Array, b: Array, result: Array, finish: Finish
     raise ValueError(f"cuBLASLt multiplies no {a.dtype}{list(a.shape)} with {b.dtype}{list(b.shape)}")
 
 
+def _is_written_apart(xp: ArrayModule, a: Array, b: Array, out: Array, finish: Finish) -> bool:
+    """Write a product into an array whose rows lie further apart, if it is one that takes less time so."""
+    pitch = padding.row_pitch(out)
+    if pitch is None or a.ndim < 2 or b.ndim < 2 or a.dtype != out.dtype or finish.residual is not None:
+        return False
+    left, right, calls = contiguous_calls(xp, a, b, np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    call = calls[0]._replace(c=calls[0].c._replace(leading=pitch))
+    addresses = left.data.ptr, right.data.ptr, out.data.ptr
+    if len(calls) > 1 or not padding.is_worth(call, left.itemsize, addresses):
+        return False
+    taken = finish.of_dtype(xp, out.dtype)
+    return _multiply_padded(xp, _multiplier(xp, left.data.device_id), call, left, right, out, taken)
+
+
 def _multiply_padded(
     xp: ArrayModule, multiplier: Multiplier, call: Gemm, a: Array, b: Array, result: Array, finish: Finish
 ) -> bool:
-    """Compute a product in pieces of rows, with what lies at odd places copied to even ones; see `padding`."""
+    """Compute a product with what lies at odd places copied to even ones, of the rest in pieces; see `padding`."""
     whole, last = padding.column_parts(call, result.itemsize)
     if not whole.n:
         return False
@@ -256,11 +275,12 @@ def _multiply_padded(
         padding.copy_rows(multiplier.gpu, lines, made)
         return made, operand
 
-    a_lines = padding.lines(xp, a, call.a, call.m, call.k)
+    a_lines, c_lines = padding.lines(xp, a, call.a, call.m, call.k), result.reshape(call.m, call.n)
     right, b_place = even(is_odd[1], padding.lines(xp, b, call.b, call.k, whole.n), call.b)
-    for rows in padding.row_pieces(whole, result.itemsize):
+    pieces = padding.row_pieces(whole, result.itemsize) if is_odd[0] or is_odd[2] else [slice(0, whole.m)]
+    for rows in pieces:
         left, a_place = even(is_odd[0], a_lines[:, rows] if call.a.transposed else a_lines[rows], call.a)
-        own = result.reshape(call.m, call.n)[rows, : whole.n]
+        own = c_lines[rows, : whole.n]
         target, place = padding.apart(xp, own, call.c) if is_odd[2] else (own, call.c)
         piece = whole._replace(m=rows.stop - rows.start, a=a_place, b=b_place, c=place)
         if not _is_done(multiplier, [piece], left, right, target, finish.of_columns(slice(whole.n))):

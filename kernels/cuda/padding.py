@@ -1,12 +1,15 @@
 """16-bit products whose rows lie at odd places: tensor cores read and write matrices in rows of whole 16 bytes.
 
-A vocabulary of 50,257 makes rows of logits that begin anywhere, for which cuBLASLt has only slow kernels. So such a
-product is computed in pieces of rows, each of which has its rows further apart and is then copied to where it belongs,
-out of the cache; operands that lie so are copied before. As its fast kernels take sizes of whole 16 bytes alone, the
-last 1 to 7 columns are a product of their own.
+A vocabulary of 50,257 makes rows of logits that begin anywhere, for which cuBLASLt has only slow kernels. Where whoever
+takes them lets rows lie further apart (`pitched`), the product is written so. Elsewhere it is computed in pieces of
+rows, each of which has its rows further apart and is then copied to where it belongs, out of the cache; operands that
+lie so are copied before. As its fast kernels take sizes of whole 16 bytes alone, the last 1 to 7 columns are a product
+of their own.
 """
 
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +52,48 @@ def is_worth(call: Gemm, itemsize: int, addresses: tuple[int, int, int]) -> bool
         return False
     operands = zip((call.a, call.b, call.c), addresses, (call.n, call.m, call.k), strict=True)
     uses = [terms for operand, address, terms in operands if is_odd(operand, address, itemsize)]
+    uses += [call.k] if call.n * itemsize % ALIGNMENT else []
     return bool(uses) and min(uses) >= FEWEST_TERMS
+
+
+def pitched(xp: ArrayModule, shape: tuple[int, ...], dtype: "np.dtype[Any]", terms: int) -> Array | None:
+    """Memory for a product whose rows each begin at an even place; None where rows may as well touch.
+
+    Args:
+        xp: CuPy.
+        shape, dtype: of the result, which is not empty.
+        terms: of each of its sums.
+    """
+    if dtype.itemsize != 2 or terms < FEWEST_TERMS or math.prod(shape) * terms < FEWEST_PRODUCTS or len(shape) < 2:
+        return None
+    (*outer, columns), pitch = shape, even_length(shape[-1], dtype.itemsize)
+    if pitch == columns:
+        return None
+    return xp.empty((math.prod(outer), pitch), dtype=dtype)[:, :columns].reshape(shape)
+
+
+def row_pitch(x: Array) -> int | None:
+    """How many elements lie from the beginning of a row to the next one; None: rows lie in another way.
+
+    (4, 3) with strides (10, 2) bytes, of 16-bit numbers, is 5; with (10, 4) it is None.
+    """
+    if x.ndim < 2 or x.strides[-1] != x.itemsize or x.strides[-2] % x.itemsize:
+        return None
+    for outer, inner, size in zip(x.strides[:-2], x.strides[1:-1], x.shape[1:-1], strict=True):
+        if outer != inner * size:
+            return None
+    pitch = int(x.strides[-2]) // x.itemsize
+    return pitch if pitch >= x.shape[-1] else None
+
+
+def has_rows_apart(x: Array) -> bool:
+    """Whether rows of 16-bit numbers lie evenly apart, so that `copy_rows` can copy them."""
+    return x.itemsize == 2 and row_pitch(x) is not None
+
+
+def even_length(columns: int, itemsize: int) -> int:
+    """Elements of a row with what is behind it, so that the next one begins at an even place."""
+    return -(-columns * itemsize // ALIGNMENT) * ALIGNMENT // itemsize
 
 
 def is_odd(operand: Operand, address: int, itemsize: int) -> bool:
@@ -65,7 +109,7 @@ def lines(xp: ArrayModule, x: Array, operand: Operand, rows: int, columns: int) 
 
 def apart(xp: ArrayModule, lines: Array, operand: Operand) -> tuple[Array, Operand]:
     """Memory for lines of a matrix that each begin at an even place, and how the matrix lies there."""
-    length = -(-lines.shape[1] * lines.itemsize // ALIGNMENT) * ALIGNMENT // lines.itemsize
+    length = even_length(lines.shape[1], lines.itemsize)
     made = xp.empty((lines.shape[0], length), dtype=lines.dtype)
     return made[:, : lines.shape[1]], operand._replace(leading=length)
 

@@ -39,7 +39,7 @@ def _unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "fused", lambda segment: segment)
 
 
-def compiled(text: str, *, keep_on_device: bool = True) -> Compiled:
+def compiled(text: str, *, keep_on_device: bool = True, lends: bool = False) -> Compiled:
     """A program of one segment on the device."""
     module = cupy()
     return Compiled(
@@ -48,6 +48,7 @@ def compiled(text: str, *, keep_on_device: bool = True) -> Compiled:
         lambda array: array.get() if isinstance(array, module.ndarray) else array,
         keep_on_device=keep_on_device,
         captures=True,
+        lends=lends,
     )
 
 
@@ -93,6 +94,37 @@ def _profile(function: Callable[[], object]) -> str:
         profile.runcall(function)
     pstats.Stats(profile, stream=told).sort_stats("tottime").print_stats(16)
     return told.getvalue()
+
+
+LOGITS = """
+    graph @logits(%x: f16[2, 300, 768], %w: f16[5003, 768]) -> (%y) opset 21 {
+      %a = Neg(%x) : f16[2, 300, 768]
+      %t = Transpose(%w) {perm=[1, 0]} : f16[768, 5003]
+      %y = MatMul(%a, %t) : f16[2, 300, 5003]
+    }
+"""
+
+
+@pytest.mark.parametrize("lends", [False, True], ids=["owned", "borrowed"])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_rows_of_products_that_leave_lie_where_they_are_written_fast(on_device: bool, lends: bool) -> None:
+    """Borrowed ones stay there, others are copied once; what goes to the host is read from there."""
+    found = compiled(LOGITS, keep_on_device=on_device, lends=lends)
+    x, w = numbers(2, 300, 768).astype(np.float16), numbers(5003, 768, seed=1).astype(np.float16)
+    results = []
+    for run in range(4):
+        given = (x + np.float16(run) / 8, w)
+        (y,) = found.run(*given, on_device=on_device)
+        wanted = -(given[0].astype(np.float32) @ w.astype(np.float32).T)
+        results.append((y, wanted))
+        array = y.get() if on_device else y
+        np.testing.assert_allclose(array, wanted, rtol=1e-2, atol=0.3)
+        if on_device and run:
+            assert y.strides[-2] == (5008 if lends else 5003) * 2
+            np.testing.assert_array_equal(found.engine.edge(0).host(y), array)
+    if on_device and not lends:
+        for y, wanted in results:
+            np.testing.assert_allclose(y.get(), wanted, rtol=1e-2, atol=0.3)
 
 
 def test_large_inputs_are_read_where_they_lie_until_they_move() -> None:

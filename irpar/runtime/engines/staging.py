@@ -1,9 +1,11 @@
 """Copies between numpy arrays and a device through pinned memory, so that the device copies while the host goes on."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from irpar.kernels.cuda.padding import row_pitch
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -30,6 +32,20 @@ class _Block:
             return None
         self.used = -(-(start + size) // _ALIGNMENT) * _ALIGNMENT
         return start
+
+
+class _Coming(NamedTuple):
+    """Bytes on their way to the host.
+
+    Attributes:
+        target: where they belong.
+        place: where they lie in the pinned buffer.
+        pitch: bytes from row to row there; 0: they lie one behind the other.
+    """
+
+    target: Bytes
+    place: int
+    pitch: int
 
 
 class Staging:
@@ -70,25 +86,46 @@ class Staging:
         results = [np.empty(array.shape, array.dtype) for array in arrays]
         if self._down is None:
             self._down = _Block(self._cupy, self._size)
-        pending: list[tuple[Bytes, int]] = []
+        pending: list[_Coming] = []
         for array, result in zip(arrays, results, strict=True):
-            source, target = self._cupy.ascontiguousarray(array), _bytes_of(result)
-            for start, size in self._pieces(len(target)):
+            source, pitch = self._lines(array)
+            for piece, start, size in self._parts(result, pitch):
                 place = self._down.take(size)
                 if place is None:
                     self._finish(self._down, pending)
                     place = self._down.take(size)
                     assert place is not None
                 self._copy(self._down.address + place, source.data.ptr + start, size, _TO_HOST)
-                pending.append((target[start : start + size], place))
+                pending.append(_Coming(piece, place, pitch))
         self._finish(self._down, pending)
         return results
 
-    def _finish(self, block: _Block, pending: list[tuple[Bytes, int]]) -> None:
+    def _lines(self, array: Any) -> tuple[Any, int]:
+        """An array as it is copied to the host, and the bytes from row to row where there is little between rows."""
+        if not array.flags.c_contiguous:
+            pitch = (row_pitch(array) or 0) * array.dtype.itemsize
+            if 0 < pitch <= min(self._size, 2 * array.shape[-1] * array.dtype.itemsize):
+                return array, pitch
+        return self._cupy.ascontiguousarray(array), 0
+
+    def _parts(self, result: "np.ndarray[Any, Any]", pitch: int) -> Iterator[tuple[Bytes, int, int]]:
+        """What is copied at once: bytes of a result, where they begin in the source, and how many lie there."""
+        target = _bytes_of(result)
+        if not pitch:
+            yield from ((target[start : start + size], start, size) for start, size in self._pieces(len(target)))
+            return
+        width = result.shape[-1] * result.itemsize
+        rows = target.reshape(-1, width)
+        for first in range(0, len(rows), count := self._size // pitch):
+            piece = rows[first : first + count]
+            yield piece, first * pitch, (len(piece) - 1) * pitch + width
+
+    def _finish(self, block: _Block, pending: "list[_Coming]") -> None:
         """Wait for the copies to the host, and hand out what they brought."""
         self.stream.synchronize()
-        for target, place in pending:
-            target[:] = block.bytes[place : place + len(target)]
+        for target, place, pitch in pending:
+            steps = (pitch, 1) if pitch else (1,)
+            target[:] = np.lib.stride_tricks.as_strided(block.bytes[place:], target.shape, steps)
         pending.clear()
         block.used = 0
 

@@ -302,10 +302,60 @@ def test_rows_at_odd_places_are_put_further_apart(
     assert memory[:GUARD].tobytes() == before[:GUARD].tobytes()
     assert memory[-GUARD:].tobytes() == before[-GUARD:].tobytes()
     is_cut = n % 8 > 0  # Then the last columns are a product of their own.
-    assert len(device.fake.products) == 3 + is_cut  # of 128, 128 and 44 rows
+    pieces = 1 if odd == "b" else 3  # of 128, 128 and 44 rows
+    assert len(device.fake.products) == pieces + is_cut
     layouts = [layout for layout in device.fake.alive.values() if "leading" in layout]
     if not is_cut:
         assert all(layout["leading"] % 8 == 0 for layout in layouts)
+
+
+@pytest.mark.parametrize("odd", ["", "a", "b"])
+def test_a_product_is_written_to_rows_that_lie_further_apart(
+    device: Device, monkeypatch: pytest.MonkeyPatch, odd: str
+) -> None:
+    for name, value in {"FEWEST_PRODUCTS": 1, "FEWEST_TERMS": 8, "PIECE_BYTES": 1}.items():
+        monkeypatch.setattr(padding, name, value)
+    numbers = np.random.default_rng(5)
+    a, b = (
+        numbers.standard_normal((*shape[:-1], shape[-1] + (name == odd))).astype(F16)[..., : shape[-1]]
+        for name, shape in {"a": (3, 100, 24), "b": (24, 32)}.items()
+    )
+    b = b[:, :29]
+    bias = numbers.standard_normal(29).astype(F16)
+    out = padding.pitched(device.xp, (3, 100, 29), F16, 24)
+    assert out is not None
+    assert (padding.row_pitch(out), out.strides) == (32, (6400, 64, 2))
+    memory = out._array.base
+    assert memory.shape == (300, 32)
+    memory[...] = np.nan
+    found = cublas_lt.matmul(device.xp, *map(StrictArray, (a, b)), out, bias=StrictArray(bias), activation="relu")
+    assert found is out
+    wanted = exact(a, b, bias=bias, activation="relu", residual=None, alpha=1.0, beta=1.0)
+    np.testing.assert_allclose(out._array.astype(F64), wanted, rtol=0, atol=20 * UNIT[F16])
+    assert np.isnan(memory[:, 29:]).all()
+    assert len(device.fake.products) == (4 if odd == "a" else 2)  # Rows of a that lie at odd places come in pieces.
+
+
+def test_what_cannot_be_written_further_apart_is_given_elsewhere(device: Device) -> None:
+    """Such as a product that is too small for it."""
+    a, b = (np.random.default_rng(6).standard_normal((5, 5)).astype(F16) for _ in range(2))
+    out = StrictArray(np.zeros((5, 8), F16)[:, :5])
+    found = cublas_lt.matmul(device.xp, StrictArray(a), StrictArray(b), out)
+    assert found is not out
+    np.testing.assert_allclose(found._array, a.astype(F64) @ b.astype(F64), rtol=0, atol=20 * UNIT[F16])
+    assert not out._array.any()
+
+
+def test_which_results_have_rows_that_lie_further_apart() -> None:
+    logits = padding.pitched(STRICT, (2, 4, 50257), F16, 768)
+    assert logits is not None
+    assert padding.row_pitch(logits) == 50264
+    assert padding.pitched(STRICT, (2, 4, 50264), F16, 768) is None, "all rows begin at even places"
+    assert padding.pitched(STRICT, (2, 4, 50257), F32, 768) is None, "no 16-bit numbers"
+    assert padding.pitched(STRICT, (2, 4, 257), F16, 768) is None, "a small product"
+    assert padding.row_pitch(StrictArray(np.zeros((4, 3), F16).T)) is None
+    assert padding.row_pitch(StrictArray(np.zeros((2, 4, 3), F16)[:, ::2])) == 6
+    assert padding.row_pitch(StrictArray(np.zeros((2, 5, 3), F16)[:, :4])) is None
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -322,8 +372,10 @@ def test_which_products_have_rows_put_further_apart() -> None:
     logits = gemm.Gemm(8192, 50257, 768, 1, place, place, gemm.Operand(False, 0, 50257, 0))
     assert padding.is_worth(logits, 2, (256, 256, 256))
     assert not padding.is_worth(logits, 4, (256, 256, 256)), "no 16-bit numbers"
-    assert not padding.is_worth(logits._replace(c=place), 2, (256, 256, 256)), "all lies at even places"
-    assert padding.is_worth(logits._replace(c=place), 2, (256, 258, 256))
+    even = logits._replace(n=50264, c=place)
+    assert not padding.is_worth(even, 2, (256, 256, 256)), "all lies at even places"
+    assert padding.is_worth(even, 2, (256, 258, 256))
+    assert padding.is_worth(logits._replace(c=place), 2, (256, 256, 256)), "not all columns are whole 16 bytes"
     assert not padding.is_worth(logits._replace(k=64), 2, (256, 256, 256)), "copying would take longer"
     assert not padding.is_worth(logits._replace(m=1), 2, (256, 256, 256)), "a small product"
     assert not padding.is_worth(logits._replace(batch=2), 2, (256, 256, 256))

@@ -142,6 +142,39 @@ def test_results_are_copied_once_and_those_that_are_borrowed_never(text: str, le
         np.testing.assert_array_equal(result._array, expected)
 
 
+LOGITS = """
+    graph @logits(%x: f16[2, 3, 8], %w: f16[8, 5], %b: f16[5]) -> (%y, %z, %u) opset 21 {
+      %a = Neg(%x) : f16[2, 3, 8]
+      %y = MatMul(%a, %w) : f16[2, 3, 5]
+      %z = irpar.FusedMatMul(%a, %w, %b) : f16[2, 3, 5]
+      %u = irpar.FusedMatMul(%a, %w, %b, %y) : f16[2, 3, 5]
+    }
+"""
+
+
+@pytest.mark.parametrize("lends", [False, True], ids=["owned", "borrowed"])
+def test_rows_of_products_that_leave_may_lie_further_apart(lends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where something is added that lies as the product does."""
+    asked: list[int] = []
+    monkeypatch.setattr(piece.padding, "pitched", lambda *given: asked.append(given[-1]))
+    program = compiled(LOGITS, keep_on_device=True, lends=lends)
+    given = [array.astype(np.float16) for array in (numbers(2, 3, 8), numbers(8, 5, seed=1), numbers(5, seed=2))]
+    for _ in range(3):
+        program.check(*given, on_device=True, tolerance=1e-2)
+    assert asked == [8, 8, 0]
+
+
+def test_a_copy_of_rows_that_lie_further_apart_has_none_between_them() -> None:
+    program = compiled(CHAIN, keep_on_device=True)
+    program.run(numbers(3, 8), on_device=True)
+    (runner,) = program.device._runners.values()
+    lane = program.engine.lanes._lanes[0]
+    apart = StrictArray(numbers(2, 3, 8).astype(np.float16)[..., :5])
+    copy = runner._copied(apart, lane, lane.stream)
+    assert copy.flags.c_contiguous
+    np.testing.assert_array_equal(copy._array, apart._array)
+
+
 def test_inputs_and_outputs_that_lie_on_the_host_have_places_in_the_arena() -> None:
     chain = compiled(CHAIN.replace("[n, 8]", "[3, 8]"))
     arena = chain.engine.arena(0, chain.device.arena_bytes)

@@ -415,7 +415,7 @@ def test_a_capture_takes_no_room_for_what_replaces_state(monkeypatch: pytest.Mon
     taken: list[Value] = []
     over: list[Value] = []
     room, with_states = Piece._room_of, piece.with_states
-    monkeypatch.setattr(Piece, "_room_of", lambda piece, value: taken.append(value) or room(piece, value))
+    monkeypatch.setattr(Piece, "_room_of", lambda piece, node, value: taken.append(value) or room(piece, node, value))
     monkeypatch.setattr(
         piece, "with_states", lambda into, nodes, states: over.extend(states) or with_states(into, nodes, states)
     )

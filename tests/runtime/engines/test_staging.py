@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from irpar.runtime.engines.staging import Staging
 from tests.strict_device import Pinned
@@ -27,12 +28,10 @@ class LateDevice:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         array = np.empty(shape, dtype)
-        return SimpleNamespace(
-            shape=array.shape, dtype=array.dtype, numbers=array, data=SimpleNamespace(ptr=array.ctypes.data)
-        )
+        return placed(array)
 
     def ascontiguousarray(self, x: Any) -> Any:
-        return x
+        return x if x.flags.c_contiguous else placed(np.ascontiguousarray(x.numbers))
 
     def copy(self, count: int) -> None:
         for to, source, size in self.waiting[:count]:
@@ -42,6 +41,12 @@ class LateDevice:
     def synchronize(self) -> None:
         self.waits += 1
         self.copy(len(self.waiting))
+
+
+def placed(array: np.ndarray) -> Any:
+    """An array of the device."""
+    facts = {name: getattr(array, name) for name in ("shape", "ndim", "dtype", "itemsize", "strides", "flags")}
+    return SimpleNamespace(**facts, numbers=array, data=SimpleNamespace(ptr=array.ctypes.data))
 
 
 class LateEvent:
@@ -56,6 +61,27 @@ class LateEvent:
         left = [copy for copy in self.pending if copy in self.device.waiting]
         self.device.copy(len(left))
         self.pending = []
+
+
+@pytest.mark.parametrize("gap", [1, 3, 40, 2000])
+def test_rows_come_to_the_host_without_what_lies_between_them(gap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is much, they are copied on the device before."""
+    device, numbers = LateDevice(), np.random.default_rng(3)
+    staging = Staging(device, device, block_bytes=1024)
+    apart = [
+        numbers.integers(0, 99, (*rows, 29 + gap)).astype(np.int16)[..., :29]
+        for rows in ((7,), (2, 50), (3, 1, 4), (1,))
+    ]
+    copied: list[Any] = []
+    monkeypatch.setattr(
+        device, "ascontiguousarray", lambda x: copied.append(x) or LateDevice.ascontiguousarray(device, x)
+    )
+    others = [np.arange(700), np.zeros((0, 3))]
+    arrays = [*apart, *others]
+    for found, expected in zip(staging.download([placed(array) for array in arrays]), arrays, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    # A row alone has nothing behind it.
+    assert len(copied) == len(others) + 1 + (3 if gap >= 40 else 0)
 
 
 def test_numbers_arrive_whatever_the_sizes() -> None:

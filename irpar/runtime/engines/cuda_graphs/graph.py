@@ -28,12 +28,12 @@ class Exit(NamedTuple):
     Attributes:
         array: what the graph makes; None: `source` is written over.
         source: the slot of that state.
-        size: its bytes, where it is copied from there; 0: it is not.
+        is_copied: whether it is copied from there.
     """
 
     array: Any
     source: int
-    size: int
+    is_copied: bool
 
 
 class CapturedGraph:
@@ -85,10 +85,17 @@ class CapturedGraph:
         for slot, source in self.echoes:
             held[slot] = held[source]
 
-    def replay_whole(self, held: list[Any], lane: RankStream, empty: Callable[..., Any]) -> list[Any] | None:
+    def replay_whole(
+        self, held: list[Any], lane: RankStream, copied: Callable[[Any, RankStream, Any], Any]
+    ) -> list[Any] | None:
         """Run it on the stream that is current, and give what leaves the segment.
 
         None, and nothing done, where an input takes more than a copy.
+
+        Args:
+            held: what the rank holds.
+            lane: of the rank.
+            copied: gives a copy of an array, made on a stream of the lane.
         """
         if self.exits is None:
             return None
@@ -103,11 +110,9 @@ class CapturedGraph:
                 lane.copy(address, value.data.ptr, size, stream)
         self._graph.launch(stream)
         found = []
-        for array, source, size in self.exits:
-            if size:
-                made = empty(array.shape, array.dtype)
-                lane.copy(made.data.ptr, array.data.ptr, size, stream)
-                found.append(made)
+        for array, source, is_copied in self.exits:
+            if is_copied:
+                found.append(copied(array, lane, stream))
             else:
                 found.append(held[source] if array is None else array)
         return found

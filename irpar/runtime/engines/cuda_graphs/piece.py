@@ -10,6 +10,8 @@ import numpy as np
 
 from irpar.analysis.engines import writes_out
 from irpar.ir import Node, Value, tensor_type
+from irpar.kernels.cuda import padding
+from irpar.ops.effects import is_compute
 from irpar.runtime.engines.arena import Arena, with_states
 from irpar.runtime.engines.device_arrays import DEVICE_DTYPES, DeviceArrays, Held
 from irpar.runtime.engines.lanes import RankStream
@@ -30,6 +32,8 @@ CHANGES = 8
 CAPTURES = 32
 """A piece that was captured so often is captured again only if it was replayed `REPLAYS` times for each capture."""
 _SEEN = 64
+_PRODUCTS = {("", "MatMul"): 2, ("", "Gemm"): 2, ("irpar", "FusedMatMul"): 3}
+"""Matrix products, and which of their operands may be more than a number for each column."""
 
 
 class CaptureError(Exception):
@@ -63,7 +67,8 @@ class Origins(NamedTuple):
         on_host: the host reads their numbers.
         bound: they lie where they lay in the last run, as a rule.
         states: those of them that are state, which is on the device from its first run on.
-        leaving: what leaves the segment on the device, and may not stay in the arena.
+        leaving: what leaves the segment on the device.
+        inside: what of it may lie in the arena.
         taken: what is copied from where it lies before anything else is captured or replayed.
     """
 
@@ -71,6 +76,7 @@ class Origins(NamedTuple):
     bound: frozenset[Value]
     states: frozenset[Value]
     leaving: frozenset[Value]
+    inside: frozenset[Value]
     taken: frozenset[Value]
 
 
@@ -289,7 +295,8 @@ class Piece:
         """Capture the nodes; what they make that outlives a replay is brought to where it may stay."""
         stays = {id(memory_of(array)) for array in environment.values() if not isinstance(array, Held)}
         stays |= {id(memory_of(array)) for array in _flat(environment.into.values())}
-        inside = set() if arena is None else {id(memory_of(arena.memory))}
+        outside = stays - (set() if arena is None else {id(memory_of(arena.memory))})
+        leaving = self._origins.leaving - self._origins.inside
         node = None
         try:
             with lane.captured() as recording:
@@ -301,7 +308,7 @@ class Piece:
                     if isinstance(environment[value], Held):
                         environment[value].host.flags.writeable = False  # All replays give it.
                         continue
-                    array, fitting = environment[value], stays - inside if value in self._origins.leaving else stays
+                    array, fitting = environment[value], outside if value in leaving else stays
                     if id(memory_of(array)) not in fitting and value not in self._origins.taken:
                         with recording.apart():
                             environment[value] = array.copy(order="K")
@@ -330,18 +337,22 @@ class Piece:
                 [None] * len(one.results) if given is None else list(given) if isinstance(given, tuple) else [given]
             )
             rooms = [
-                self._room_of(value) if place is None and value in wanted else place
+                self._room_of(one.node, value) if place is None and value in wanted else place
                 for value, place in zip(one.results, places, strict=True)
             ]
             if any(room is not None for room in rooms):
                 found[one.node] = rooms[0] if len(rooms) == 1 else tuple(rooms)
         return found
 
-    def _room_of(self, value: Value) -> Any:
+    def _room_of(self, node: Node, value: Value) -> Any:
         type_ = tensor_type(value.type)
         if type_ is None or not type_.is_static or not type_.nbytes or type_.dtype.numpy not in DEVICE_DTYPES:
             return None
-        return self._arrays.module.empty(type_.static_shape, type_.dtype.numpy)
+        module, shape, dtype = self._arrays.module, type_.static_shape, type_.dtype.numpy
+        # A group would copy rows that lie further apart.
+        is_apart = value in self._origins.leaving and all(is_compute(user) or user.is_return for user in value.users)
+        room = padding.pitched(module, shape, dtype, _terms(node)) if is_apart else None
+        return module.empty(shape, dtype) if room is None else room
 
     def _keep(self, key: Key, graph: CapturedGraph, arena: Arena | None) -> None:
         graphs = self._graphs.setdefault(self if arena is None else arena, OrderedDict())
@@ -350,6 +361,18 @@ class Piece:
             del graphs[old]
         while len(graphs) > GRAPHS:
             graphs.popitem(last=False)
+
+
+def _terms(node: Node) -> int:
+    """How many terms each element of a product with one matrix sums up; 0: a node is no such product, or adds to it."""
+    added = _PRODUCTS.get((node.domain, node.op_type))
+    if added is None or any(operand is not None for operand in node.operands[added:]):
+        return 0
+    types = [tensor_type(operand.type) for operand in node.inputs[:2]]
+    shapes = [type_.static_shape for type_ in types if type_ is not None and type_.is_static]
+    if len(shapes) < 2 or len(shapes[0]) < 2 or len(shapes[1]) != 2:
+        return 0
+    return shapes[0][-2 if node.attributes.get("transA") else -1]
 
 
 def _nothing() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from irpar.ir import Graph, Node, Value
 from irpar.kernels import KernelError
+from irpar.kernels.cuda.padding import copy_rows, has_rows_apart
 from irpar.ops.effects import is_compute
 from irpar.runtime.engines.arena import Arena, ArenaLayout, with_states
 from irpar.runtime.engines.bodies import Body, run
@@ -113,7 +114,7 @@ class Runner:
         if len(self._steps) > 1 or not isinstance(step, Piece):
             return None
         graph = step.newest(inputs, arena, writes_over)
-        return None if graph is None else graph.replay_whole(inputs, lane, self._arrays.module.empty)
+        return None if graph is None else graph.replay_whole(inputs, lane, self._copied)
 
     def run(self, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream) -> list[Any]:
         """Compute the outputs of values for the inputs; the list is the runner's from here on."""
@@ -143,13 +144,19 @@ class Runner:
             return value
         memory = memory_of(value)
         is_lent = memory is inside or (escapes and id(memory) in lane.lent)
-        return self._copied(value, lane) if is_lent else value
+        return self._copied(value, lane, lane.stream) if is_lent else value
 
-    def _copied(self, array: Any, lane: RankStream) -> Any:
-        if not array.flags.c_contiguous or not array.size:
+    def _copied(self, array: Any, lane: RankStream, stream: Any) -> Any:
+        """A copy of an array, made on the current stream, with rows one behind the other."""
+        is_apart = not array.flags.c_contiguous
+        if not array.size or (is_apart and not (self._arrays.gpu and has_rows_apart(array))):
             return array.copy(order="K")
         found = self._arrays.module.empty(array.shape, array.dtype)
-        lane.copy(found.data.ptr, array.data.ptr, array.nbytes, lane.stream)
+        if is_apart:
+            assert self._arrays.gpu is not None
+            copy_rows(self._arrays.gpu(), *(each.reshape(-1, array.shape[-1]) for each in (array, found)))
+        else:
+            lane.copy(found.data.ptr, array.data.ptr, array.nbytes, stream)
         return found
 
     # -- steps ----------------------------------------------------------------------------------------------------
@@ -175,8 +182,8 @@ class Runner:
         read = (value for value in stretch.reads if value in on_host)
         read_there = (value for value in read if next(following(stretch.instructions, value, on_host), None))
         # What is copied to the host before another run begins may lie anywhere.
-        moving = (value for value, stays in zip(segment.outputs, self._inside, strict=True) if not stays)
-        leaving = moving if self._keep_on_device else ()
+        leaving = segment.outputs if self._keep_on_device else ()
+        inside = (value for value, stays in zip(segment.outputs, self._inside, strict=True) if stays)
         copied = (value for value, escapes in zip(segment.outputs, self._escaping, strict=True) if escapes)
         taken = () if not is_all else copied if self._keep_on_device else segment.outputs
         return Origins(
@@ -184,6 +191,7 @@ class Runner:
             frozenset(self._bound),
             frozenset(segment.graph.states),
             frozenset(leaving),
+            frozenset(inside),
             frozenset(taken),
         )
 
@@ -276,18 +284,18 @@ class Runner:
         return graph
 
     def _exits(self, graph: CapturedGraph, arena: Arena | None, lane: RankStream) -> list[Exit] | None:
-        """What leaves the segment with a graph of all of it; None where more is done to some than to copy it."""
+        """What leaves the segment with a graph of all of it; None where some of it lies on the host."""
         made, sources = dict(graph.results), dict(graph.echoes)
         found = []
         for slot, escapes in zip(self._outputs, self._escaping, strict=True):
             array = made.get(slot)
-            if isinstance(array, Held) or (array is not None and not (array.flags.c_contiguous and array.size)):
+            if isinstance(array, Held):
                 return None
             if array is None:
-                found.append(Exit(None, sources[slot], 0))
+                found.append(Exit(None, sources[slot], is_copied=False))
                 continue
             is_copied = (escapes or arena is None) and id(memory_of(array)) in lane.lent
-            found.append(Exit(array, slot, array.nbytes if is_copied else 0))
+            found.append(Exit(array, slot, is_copied))
         return found
 
     def _set_apart(self, piece: Piece, error: CaptureError) -> None:
