@@ -1,4 +1,4 @@
-"""Images whose channels are their last dim: convolutions with what follows on their sums."""
+"""Images whose channels are their last dim: convolutions with what follows on their sums, and pools."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,8 @@ from .activation import sigmoid_of
 from .channelwise import WEIGHT
 from .columns import scratch_bytes as columns_bytes
 from .convolution import convolved
-from .operands import check_same_dtype, compute_dtype, contiguous_result, one_of, widen
+from .operands import check_same_dtype, compute_dtype, contiguous_result, one_of, widen, written
+from .pooling import average_pool, max_pool
 from .registry import Array, ArrayModule, Kept, Shaped, kernel
 from .windows import Windows
 
@@ -105,3 +106,28 @@ def conv_channels_last(
     result = contiguous_result(out, shape, x.dtype, xp)
     result[...] = ACTIVATIONS[activation](xp, y, min, max)
     return result
+
+
+@kernel("PoolChannelsLast", since=1, domain="irpar")
+def pool_channels_last(
+    xp: ArrayModule,
+    x: Array,
+    *,
+    mode: str,
+    kernel_shape: Ints,
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+    out: Array | None = None,
+) -> Array:
+    """The greatest or the mean element of each window of x (batch, *spatial, channels), as MaxPool and AveragePool."""
+    one_of("mode", mode, ("max", "average"))
+    geometry = {"ceil_mode": ceil_mode, "dilations": dilations, "pads": pads, "strides": strides}
+    images = xp.moveaxis(x, -1, 1)
+    if mode == "max":
+        (y,) = max_pool(xp, images, kernel_shape=kernel_shape, n_outputs=1, **geometry)
+    else:
+        y = average_pool(xp, images, kernel_shape=kernel_shape, count_include_pad=count_include_pad, **geometry)
+    return written(xp, xp.moveaxis(y, 1, -1), out)

@@ -29,7 +29,15 @@ _ROUNDED = (FLOATS["f16"], FLOATS["bf16"])
 ALONE_FACTOR = 4.0
 """A kernel by itself may differ from numpy in the same dtype by this many bounds: both may have an error."""
 STAND_INS = frozenset(
-    ("irpar", name) for name in ("AttentionForward", "AttentionGradient", "ConvChannelsLast", "Fused", "FusedMatMul")
+    ("irpar", name)
+    for name in (
+        "AttentionForward",
+        "AttentionGradient",
+        "ConvChannelsLast",
+        "Fused",
+        "FusedMatMul",
+        "PoolChannelsLast",
+    )
 )
 """Operators of no model: the engine puts them in the place of others. The part `tests` tries their kernels."""
 COMPARED_FLOATS = frozenset(np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))

@@ -1,4 +1,8 @@
-"""irpar.ConvChannelsLast: a convolution of images whose channels are their last dim, with what follows on its sums."""
+"""Images whose channels are their last dim.
+
+irpar.ConvChannelsLast: a convolution with what follows on its sums. irpar.PoolChannelsLast: the greatest or the mean
+element of each window.
+"""
 
 import math
 from collections.abc import Sequence
@@ -137,3 +141,38 @@ def _activated(node: Node, value: Value, writer: GradientWriter) -> Value:
 
 
 define(OpDef(DOMAIN, "ConvChannelsLast", _infer, flops=_flops, decompose=_decompose))
+
+
+# -- PoolChannelsLast -----------------------------------------------------------------------------------------------
+
+
+POOLS = {"max": "MaxPool", "average": "AveragePool"}
+"""ONNX's operators by the attribute `mode`; other attributes are theirs."""
+
+
+def _infer_pool(node: Node) -> Sequence[Type]:
+    mode = text_attribute(node, "mode")
+    if mode not in POOLS:
+        do = f"write one of {', '.join(POOLS)}"
+        raise IrparError(f'irpar.PoolChannelsLast with the mode "{mode}"', where=f"node {node.label}", do=do)
+    data = dims_of(node, 0)
+    window = ints_attribute(node, "kernel_shape") or ()
+    return [tensor_of(node, 0).with_shape((data[0], *window_sizes(node, window, data[1:-1]), data[-1]))]
+
+
+def _flops_of_pool(node: Node) -> int:
+    return math.prod(result_shape(node)) * math.prod(ints_attribute(node, "kernel_shape") or ())
+
+
+def _decompose_pool(node: Node, writer: GradientWriter) -> Sequence[Value]:
+    """A pool between Transposes."""
+    rank = len(dims_of(node, 0))
+    given = {name: value for name, value in node.attributes.items() if name != "mode"}
+    if set(ints_attribute(node, "dilations") or ()) == {1}:
+        del given["dilations"]  # Before opset 19 an AveragePool has none.
+    x = writer.transpose(needed(node, 0), (0, rank - 1, *range(1, rank - 1)))
+    made = writer.op(POOLS[text_attribute(node, "mode")], [x], given)
+    return [writer.transpose(made, (0, *range(2, rank), 1))]
+
+
+define(OpDef(DOMAIN, "PoolChannelsLast", _infer_pool, flops=_flops_of_pool, decompose=_decompose_pool))

@@ -1,4 +1,4 @@
-"""Convolutions with channels last against those with channels first, and what is told of wrong ones."""
+"""Convolutions and pools with channels last against those with channels first, and what is told of wrong ones."""
 
 import math
 from collections.abc import Callable
@@ -88,3 +88,32 @@ def test_a_wrong_call_is_told(shapes: list[tuple[int, ...]], attributes: dict[st
     operands = [np.zeros(shape, np.float32) for shape in shapes]
     with pytest.raises(KernelError, match=message):
         kernel_of("irpar", "ConvChannelsLast")(np, operands, attributes, 1)
+
+
+POOLS: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((2, 7, 6, 5), {"kernel_shape": (3, 3), "pads": (1, 0, 1, 1), "strides": (2, 1)}),
+    ((1, 9, 8, 3), {"kernel_shape": (2, 2), "strides": (2, 3), "ceil_mode": 1}),
+    ((2, 11, 4), {"kernel_shape": (3,), "pads": (1, 1), "count_include_pad": 1}),
+    ((1, 3, 4, 3, 2), {"kernel_shape": (3, 4, 3)}),
+    ((1, 9, 9, 3), {"kernel_shape": (3, 2), "dilations": (2, 3)}),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize(("shape", "attributes"), POOLS, ids=str)
+def test_pools_are_those_of_channels_first(shape: tuple[int, ...], attributes: dict[str, Any], dtype: Any) -> None:
+    x = np.random.default_rng(5).standard_normal(shape).astype(dtype)
+    kernel = kernel_of("irpar", "PoolChannelsLast")
+    for mode, op_type in (("max", "MaxPool"), ("average", "AveragePool")):
+        own = {name: value for name, value in attributes.items() if mode == "average" or name != "count_include_pad"}
+        (wanted,) = kernel_of("", op_type)(np, [np.moveaxis(x, -1, 1)], own, 1)
+        wanted = np.moveaxis(wanted, 1, -1)
+        out = np.zeros(wanted.shape, dtype)
+        (found,) = kernel(np, [x], {"mode": mode, **own}, 1, out)
+        assert found is out
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_wrong_pool_is_told() -> None:
+    with pytest.raises(KernelError, match="mode='sum'"):
+        kernel_of("irpar", "PoolChannelsLast")(np, [np.zeros((1, 2, 2, 1))], {"mode": "sum", "kernel_shape": (1, 1)}, 1)

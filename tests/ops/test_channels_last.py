@@ -1,4 +1,4 @@
-"""irpar.ConvChannelsLast: its types, what is told of a wrong one, and the operators that it is written with."""
+"""irpar.ConvChannelsLast and irpar.PoolChannelsLast: types, what is told of wrong ones, and how they are written."""
 
 import numpy as np
 import onnx
@@ -73,3 +73,39 @@ def test_it_is_written_with_onnx_operators(activation: str) -> None:
 
 def test_what_it_names_is_computed() -> None:
     assert ACTIVATIONS.keys() == COMPUTED.keys()
+
+
+POOL = "%y = irpar.PoolChannelsLast(%x) {{mode={mode}, kernel_shape=[3, 2], strides=[2, 1]{more}}} : {type}"
+
+
+def pool(mode: str, more: str = "", type_: str = "?", opset: int = 21) -> Module:
+    node = POOL.format(mode=f'"{mode}"', more=more, type=type_)
+    return parse_module(f"graph @g(%x: f32[2, 6, 5, 4]) -> (%y) opset {opset} {{\n  {node}\n}}\n")
+
+
+def test_pools_have_a_type_and_operations() -> None:
+    module = pool("max", ", pads=[1, 0, 0, 1], ceil_mode=1")
+    PassManager.parse("infer-types").run(module)
+    (node,) = module.graph
+    assert str(node.results[0].type) == "f32[2, 3, 5, 4]"
+    known = definition(node)
+    assert known is not None
+    assert known.flops is not None
+    assert known.flops(node) == 2 * 3 * 5 * 4 * 6
+
+
+def test_a_wrong_pool_is_told() -> None:
+    with pytest.raises(irpar.IrparError, match='with the mode "sum"'):
+        PassManager.parse("infer-types").run(pool("sum"))
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+@pytest.mark.parametrize("mode", ["max", "average"])
+def test_pools_are_written_with_onnx_operators(mode: str, opset: int) -> None:
+    module = pool(mode, ", pads=[1, 0, 0, 1], dilations=[1, 1]", "f32[2, 3, 5, 4]", opset)
+    inputs = {"x": np.random.default_rng(0).normal(size=(2, 6, 5, 4)).astype("f4")}
+    model = to_proto(module)
+    onnx.checker.check_model(model, full_check=True)
+    found = irpar.partition(module, "x=1").run(inputs, engine="numpy")["y"]
+    expected = irpar.partition(to_module(model), "x=1").run(inputs, engine="ort")["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
