@@ -7,19 +7,19 @@ import numpy as np
 from ..gemm import Gemm
 from ..registry import Array
 from .finish import Finish
-from .gpu import Gpu
+from .gpu import COUNTERS, Gpu
 from .indexing import ELEMENTS
 from .programs import Program
 
-MOST_ROWS = 4
+MOST_ROWS = 8
 FEWEST_BYTES = 2**20
 """A smaller matrix is read from the device's cache."""
 
 _WARPS, _EACH = 8, 2
 _CHUNK_BYTES = 16
-_BLOCKS_EACH = 4
-_MOST_RANGES = 32
-_NONE = np.uint64(0)
+_STEP, _AHEAD = 32, 3
+_RESERVED_BYTES = 1024
+"""What the device takes of a multiprocessor's shared memory for a block."""
 
 
 def is_fit(call: Gemm, a: Array, b: Array, result: Array, addresses: tuple[int, int]) -> bool:
@@ -35,6 +35,8 @@ def is_fit(call: Gemm, a: Array, b: Array, result: Array, addresses: tuple[int, 
     if not a.dtype == b.dtype == result.dtype or ELEMENTS.get(a.dtype, 3) == 3:
         return False
     width = _CHUNK_BYTES // a.itemsize
+    if not call.b.transposed and -(-call.n // (32 * width)) > COUNTERS:
+        return False
     sizes = [call.k if call.b.transposed else call.n, call.b.leading]
     read = [addresses[1]]
     if call.b.transposed:  # Rows are read in chunks too.
@@ -47,23 +49,23 @@ def multiply(gpu: Gpu, call: Gemm, a: Array, b: Array, result: Array, finish: Fi
     """Write a product that fits, and what follows on it, into a contiguous array of the dtype of all that is given."""
     program = _program(ELEMENTS[a.dtype], call.m)
     pointers, numbers = finish.arguments(np.dtype(np.float32))
-    depth, columns, steps = np.int64(call.k), np.int64(call.n), (np.int64(call.a.leading), np.int64(call.b.leading))
+    depth, columns = np.int64(call.k), np.int64(call.n)
+    steps_apart = np.int64(call.a.leading), np.int64(call.b.leading)
     if call.b.transposed:
         blocks = -(-call.n // (_WARPS * _EACH))
-        gpu.launch(program, "dots", blocks, _WARPS * 32, (a, b, result, *pointers, depth, columns, *steps, *numbers))
+        gpu.launch(
+            program, "dots", blocks, _WARPS * 32, (a, b, result, *pointers, depth, columns, *steps_apart, *numbers)
+        )
         return
     width = 32 * _CHUNK_BYTES // a.itemsize
-    across = -(-call.n // width)
-    wanted = max(1, min(_MOST_RANGES, _BLOCKS_EACH * gpu.multiprocessors // across))
-    each = -(-call.k // (wanted * _WARPS)) * _WARPS
-    ranges = -(-call.k // each)
-    parts = gpu.empty((ranges, call.m, call.n), np.dtype(np.float32)) if ranges > 1 else _NONE
-    arguments = (a, b, result, parts, *pointers, depth, columns, np.int64(each), *steps, *numbers)
-    gpu.launch(program, "columns_of", (across, ranges), _WARPS * 32, arguments, _WARPS * call.m * width * 4)
-    if ranges > 1:
-        blocks = -(-call.m * call.n // (_WARPS * 32))
-        joined = (parts, result, *pointers, columns, np.int32(ranges), *numbers)
-        gpu.launch(program, "join", blocks, _WARPS * 32, joined)
+    shared = _AHEAD * _STEP * 32 * _CHUNK_BYTES + _WARPS * call.m * width * 4
+    tiles, steps = -(-call.n // width), -(-call.k // _STEP)
+    resident = gpu.multiprocessors * max(1, min(2, gpu.shared_bytes // (shared + _RESERVED_BYTES)))
+    each = -(-tiles * steps // resident)
+    blocks = -(-tiles * steps // each)
+    parts = gpu.empty((blocks + tiles, call.m, width), np.dtype(np.float32))
+    arguments = (a, b, result, parts, gpu.counters(), *pointers, depth, columns, np.int32(each), *steps_apart)
+    gpu.launch(program, "columns_of", blocks, _WARPS * 32, (*arguments, *numbers), shared)
 
 
 def _program(element: int, rows: int) -> Program:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from .programs import Program
 
 STATIC_SHARED_BYTES = 48 * 1024
 """What a block may use of shared memory unasked."""
+
+COUNTERS = 16_384
+"""As many has a stream."""
 
 
 class CompileError(Exception):
@@ -37,6 +41,7 @@ class Gpu:
         self.shared_bytes = int(device.attributes["MaxSharedMemoryPerBlockOptin"])
         self._modules: dict[Program, Any] = {}
         self._functions: dict[tuple[Program, str], Any] = {}
+        self._counters: WeakKeyDictionary[Any, Array] = WeakKeyDictionary()
 
     def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
         """An array of any content."""
@@ -45,6 +50,22 @@ class Gpu:
     def address(self, x: Array) -> int:
         """Of an array's first element."""
         return int(x.data.ptr)
+
+    def counters(self) -> Array:
+        """`COUNTERS` numbers of 32 bits of the current stream, by which the blocks of a launch agree.
+
+        They are zero when a launch begins, which leaves them so. As captured graphs use them, they last as long as the
+        stream, and do not come from the allocator of the moment.
+        """
+        stream = self.module.cuda.get_current_stream()
+        found = self._counters.get(stream)
+        if found is None:
+            memory = self.module.get_default_memory_pool().malloc(4 * COUNTERS)
+            beside = self.module.cuda.Stream(non_blocking=True)  # What is captured of the stream comes too late.
+            memory.memset_async(0, 4 * COUNTERS, beside)
+            beside.synchronize()
+            found = self._counters[stream] = self.module.ndarray((COUNTERS,), np.uint32, memory)
+        return found
 
     def function(self, program: Program, name: str) -> Any:
         """A function of a program, compiled when it is first asked for; CuPy keeps on disk what it compiled.

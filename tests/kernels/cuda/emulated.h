@@ -51,12 +51,14 @@ struct Copy {
   void* to;
   const void* from;
   bool is_given;
+  int group;
 };
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack;
   bool is_done = false;
   std::vector<Copy> copies;
+  int group = 0;  // of the next copy
   unsigned given[8] = {};  // what the lane gives to its warp
 };
 static std::vector<Fiber> fibers;
@@ -102,6 +104,7 @@ static void run_block() {
     fiber.context.uc_stack.ss_size = fiber.stack.size();
     fiber.context.uc_link = nullptr;
     fiber.is_done = false;
+    fiber.group = 0;
     makecontext(&fiber.context, begin_fiber, 0);
     ready.push_back(i);
   }
@@ -117,20 +120,22 @@ static void run_block() {
   }
 }
 
-// Run a kernel, with arguments by address; shared memory holds NaNs at the start of each block.
+// Run a kernel block by block, from the last to the first or on, with arguments by address; shared memory holds NaNs at
+// the start of each.
 template <class... Parameters, size_t... Places>
 static void call(void (*kernel)(Parameters...), void** arguments, std::index_sequence<Places...>) {
   kernel(*static_cast<Parameters*>(arguments[Places])...);
 }
 template <class... Parameters>
-static void launch(void (*kernel)(Parameters...), const int* grid, const int* block, int bytes, void** arguments) {
+static void launch(void (*kernel)(Parameters...), const int* grid, const int* block, int bytes, void** arguments,
+                   bool backwards) {
   body = [=] { call(kernel, arguments, std::index_sequence_for<Parameters...>()); };
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block[0], block[1], block[2]};
   for (int z = 0; z < grid[2]; ++z)
     for (int y = 0; y < grid[1]; ++y)
       for (int x = 0; x < grid[0]; ++x) {
-        blockIdx = {x, y, z};
+        blockIdx = backwards ? Dim3{grid[0] - 1 - x, grid[1] - 1 - y, grid[2] - 1 - z} : Dim3{x, y, z};
         std::memset(shared, 0xff, sizeof shared);
         run_block();
         for (int i = bytes; i < MOST_SHARED_BYTES; ++i)
@@ -159,6 +164,14 @@ inline float __shfl_xor_sync(unsigned, float value, int other) {
   return found;
 }
 
+inline float __shfl_sync(unsigned, float value, int lane) {
+  fibers[current].given[0] = value_bits(value);
+  __syncwarp();
+  float found = bits_value(fibers[warp() * 32 + lane].given[0]);
+  __syncwarp();
+  return found;
+}
+
 inline int __any_sync(unsigned, int predicate) {
   fibers[current].given[0] = predicate != 0;
   __syncwarp();
@@ -166,6 +179,18 @@ inline int __any_sync(unsigned, int predicate) {
   for (int other = 0; other < 32; ++other) found |= fibers[warp() * 32 + other].given[0];
   __syncwarp();
   return found;
+}
+
+// Blocks run one after the other.
+inline void __threadfence() {}
+inline unsigned atomicAdd(unsigned* to, unsigned count) {
+  unsigned before = *to;
+  *to += count;
+  return before;
+}
+template <class Number>
+inline Number __ldcg(const Number* from) {
+  return *from;
 }
 
 inline float fp16_value(unsigned short bits) {
@@ -194,16 +219,27 @@ inline void check_aligned(const void* address) {
 inline void copy_async(void* to, const void* from, bool is_given) {
   check_aligned(to);
   check_aligned(from);
-  fibers[current].copies.push_back({to, from, is_given});
+  auto& fiber = fibers[current];
+  fiber.copies.push_back({to, from, is_given, fiber.group});
 }
-inline void wait_for_copies() {
+inline void copy_once(void* to, const void* from, bool is_given) { copy_async(to, from, is_given); }
+static void wait_for_groups(int behind) {
+  std::vector<Copy> left;
   for (auto& copy : fibers[current].copies) {
-    if (copy.is_given)
+    if (copy.group >= behind)
+      left.push_back(copy);
+    else if (copy.is_given)
       std::memcpy(copy.to, copy.from, 16);
     else
       std::memset(copy.to, 0, 16);
   }
-  fibers[current].copies.clear();
+  fibers[current].copies = left;
+}
+inline void wait_for_copies() { wait_for_groups(fibers[current].group + 1); }
+inline void end_copies() { ++fibers[current].group; }
+template <int COUNT>
+inline void wait_for_copies_but() {
+  wait_for_groups(fibers[current].group - COUNT);
 }
 
 // ldmatrix .x4: register i of lane l holds elements 2 (l % 4) and the next of row l / 4 of matrix i, whose row r lies at

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from irpar.kernels.cuda import Program
+from irpar.kernels.cuda.gpu import COUNTERS
 
 HEADER = Path(__file__).with_name("emulated.h")
 NEEDS_COMPILER = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -24,16 +25,19 @@ class EmulatedGpu:
         folder: where what is compiled goes.
         multiprocessors: how many it says that it has.
         poison: what new arrays hold.
+        is_backwards: whether the last block runs first.
     """
 
     module = np
     arch = 90
     shared_bytes = 227 * 1024
 
-    def __init__(self, folder: Path, multiprocessors: int = 4, poison: int = 0xFF) -> None:
+    def __init__(self, folder: Path, multiprocessors: int = 4, poison: int = 0xFF, is_backwards: bool = False) -> None:
         self.multiprocessors = multiprocessors
         self._folder = folder
         self._poison = poison
+        self._is_backwards = is_backwards
+        self._counters = np.zeros(COUNTERS, np.uint32)
         self.launched: list[str] = []
 
     def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> "np.ndarray[Any, Any]":
@@ -47,6 +51,10 @@ class EmulatedGpu:
     def address(self, x: "np.ndarray[Any, Any]") -> int:
         """Of its first element."""
         return int(x.ctypes.data)
+
+    def counters(self) -> "np.ndarray[Any, Any]":
+        """Zeros, which a launch leaves so."""
+        return self._counters
 
     def launch(
         self,
@@ -70,12 +78,13 @@ class EmulatedGpu:
             held.append(cell)
             addresses[place] = cell.ctypes.data
         dims = [(ctypes.c_int * 3)(*_three(given)) for given in (grid, block)]
-        self._library(program, function).run(*dims, shared, addresses)
+        self._library(program, function).run(*dims, shared, addresses, int(self._is_backwards))
+        assert not self._counters.any()
 
     def _library(self, program: Program, function: str) -> ctypes.CDLL:
         text = f'#include "{HEADER}"\n{program.source}\n' + (
-            'extern "C" void run(const int* grid, const int* block, int bytes, void** arguments) {\n'
-            f"  launch({function}, grid, block, bytes, arguments);\n}}\n"
+            'extern "C" void run(const int* grid, const int* block, int bytes, void** arguments, int backwards) {\n'
+            f"  launch({function}, grid, block, bytes, arguments, backwards);\n}}\n"
         )
         defines = [f"-D{name}={value}" for name, value in program.defines]
         name = sha256(repr((text, defines, HEADER.read_text())).encode()).hexdigest()[:16]

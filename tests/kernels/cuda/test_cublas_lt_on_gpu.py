@@ -34,7 +34,7 @@ SHAPES = [
     ((40, 64), (6, 64, 8)),
     ((2, 4, 512), (512, 1000)),
 ]
-FEW_ROWS = [((1, 2048), (2048, 264)), ((4, 4096), (4096, 136)), ((3, 520), (520, 4096)), ((2048,), (2048, 512))]
+FEW_ROWS = [((1, 2048), (2048, 264)), ((8, 4096), (4096, 136)), ((3, 520), (520, 4096)), ((2048,), (2048, 512))]
 """Of large matrices."""
 ODD_ROWS = ((640, 512), (512, 1001))
 """Of a product that is computed with rows further apart."""
@@ -111,6 +111,25 @@ def test_what_follows(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
             out, _ = guarded(shape, result, 0)
             assert matmul(cupy(), left, right, out, dtype=result, **placed, **factors) is out
             exact.check(out, 2 * unit, **addends, **factors)
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+@pytest.mark.parametrize("sizes", [(4104, 520), (33, 32768), (14336, 136)], ids=str)
+def test_few_rows_are_summed_in_one_order(dtype: np.dtype, rows: int, sizes: tuple[int, int]) -> None:
+    numbers = np.random.default_rng()
+    a, b = (numbers.standard_normal(shape).astype(dtype) for shape in ((rows, sizes[0]), sizes))
+    left, right, exact = place(a, "plain", 0), place(b, "plain", 0), Exact(a, b)
+    first, memory = guarded((rows, sizes[1]), dtype, 0)
+    matmul(cupy(), left, right, first)
+    exact.check(first, UNIT[dtype], **PLAIN)
+    edges = cupy().concatenate([memory[:GUARD], memory[-GUARD:]])
+    np.testing.assert_array_equal(cupy().asnumpy(edges), np.asarray(POISON).astype(dtype))
+    others = [cupy().empty_like(first) for _ in range(50)]
+    for other in others:
+        matmul(cupy(), left, right, other)
+    for other in others:
+        np.testing.assert_array_equal(cupy().asnumpy(other).view(np.uint8), cupy().asnumpy(first).view(np.uint8))
 
 
 @pytest.mark.parametrize("batch", [65535, 65536, 70001])

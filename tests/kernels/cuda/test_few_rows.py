@@ -1,5 +1,6 @@
 """Products of few rows on a processor, against numpy in double precision; and which products are such."""
 
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -35,7 +36,7 @@ def placed(gpu: EmulatedGpu, x: np.ndarray, gap: int = 0) -> np.ndarray:
     return memory[:, : x.shape[1]]
 
 
-CASES = [(1, 64, 520), (2, 37, 256), (3, 200, 1048), (4, 129, 264), (1, 1, 8)]
+CASES = [(1, 64, 520), (2, 37, 256), (3, 200, 1048), (8, 129, 264), (1, 8, 8)]
 ADDENDS: list[dict[str, Any]] = [
     {"activation": None, "alpha": 1.0, "beta": 1.0},
     {"activation": "relu", "alpha": 0.5, "beta": 2.0},
@@ -72,6 +73,20 @@ def test_products(gpu: EmulatedGpu, dtype: np.dtype, sizes: tuple[int, int, int]
 
 @pytest.mark.slow
 @NEEDS_COMPILER
+@pytest.mark.parametrize("multiprocessors", [1, 3, 40])
+def test_results_do_not_depend_on_which_block_comes_last(tmp_path: Path, multiprocessors: int) -> None:
+    numbers = np.random.default_rng()
+    x, w = (numbers.standard_normal(shape).astype(F16) for shape in ((2, 230), (230, 776)))
+    found = []
+    for is_backwards in (False, True):
+        gpu = EmulatedGpu(tmp_path, multiprocessors, is_backwards=is_backwards)
+        found.append(gpu.empty((2, 776), F16))
+        few_rows.multiply(gpu, call_of(x, w), placed(gpu, x), placed(gpu, w), found[-1], Finish())  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found[0].view(np.uint16), found[1].view(np.uint16))
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64], ids=str)
 @pytest.mark.parametrize("addends", ADDENDS, ids=lambda addends: str(addends["activation"]))
 def test_what_follows_on_sums(gpu: EmulatedGpu, dtype: np.dtype, addends: dict[str, Any]) -> None:
@@ -98,8 +113,8 @@ def test_which_products_are_such() -> None:
     x, w = np.empty((1, 1024), F16), np.empty((1024, 1024), F16)
     assert fits(x, w)
     assert fits(x, w.T)
-    assert fits(np.empty((4, 1024), F16), w)
-    assert not fits(np.empty((5, 1024), F16), w), "too many rows"
+    assert fits(np.empty((8, 1024), F16), w)
+    assert not fits(np.empty((9, 1024), F16), w), "too many rows"
     assert not fits(np.empty((1024, 2), F16).T, w), "rows that do not lie one after the other"
     assert not fits(x[:, :256], w[:256]), "a small matrix"
     assert not fits(x, np.empty((1024, 1025), F16)), "no whole chunks"

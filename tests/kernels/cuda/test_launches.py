@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from irpar.kernels.cuda import CompileError, Gpu, Gpus, Program
+from irpar.kernels.cuda.gpu import COUNTERS
 
 PROGRAM = Program('extern "C" __global__ void f(float *x) {}', (("N", "3"),))
 
@@ -86,6 +87,37 @@ def test_numbers_of_numpy_have_a_c_type(cupy: Any) -> None:
 def test_numbers_without_a_c_type_are_refused(cupy: Any, number: Any) -> None:
     with pytest.raises(TypeError, match="has no C type"):
         Gpu(cupy).launch(PROGRAM, "f", 1, 32, (number,))
+
+
+def test_each_stream_has_counters(cupy: Any) -> None:
+    class Stream:
+        def __init__(self, non_blocking: bool = True) -> None:
+            self.waits = 0
+
+        def synchronize(self) -> None:
+            self.waits += 1
+
+    class Memory(SimpleNamespace):
+        def memset_async(self, value: int, size: int, stream: Stream) -> None:
+            self.told = (value, size, stream)
+
+    streams, made = [Stream(), Stream()], []
+    cupy.get_default_memory_pool = lambda: SimpleNamespace(
+        malloc=lambda size: made.append(Memory(size=size)) or made[-1]
+    )
+    cupy.ndarray = lambda shape, dtype, memory: (shape, dtype, memory)
+    cupy.cuda.Stream = Stream
+    gpu, found = Gpu(cupy), []
+    for stream in (streams[0], streams[1], streams[0]):
+        cupy.cuda.get_current_stream = lambda stream=stream: stream
+        found.append(gpu.counters())
+    assert found[0] is found[2]
+    assert [counters[2] for counters in found[:2]] == made
+    for memory in made:
+        value, size, beside = memory.told
+        assert (value, size) == (0, memory.size) == (0, 4 * COUNTERS)
+        assert beside not in streams
+        assert beside.waits == 1
 
 
 def test_there_is_one_for_each_device(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
