@@ -12,6 +12,7 @@ _FAMILIES = {
     "cast": "BitCast:26 Cast:6 CastLike:15",
     "channels_last": "irpar::ConvChannelsLast:1 irpar::PoolChannelsLast:1",
     "convolution": "Col2Im:18 Conv:1 ConvInteger:10 ConvTranspose:1 QLinearConv:10",
+    "cross_entropy": "irpar::CrossEntropyForward:1 irpar::CrossEntropyGradient:1",
     "elementwise": (
         "Abs:6 Acos:7 Acosh:9 Add:7 Asin:7 Asinh:9 Atan:7 Atanh:9 BitShift:11 Ceil:6 Clip:6 Cos:7 Cosh:9 "
         "Det:11 Div:7 Erf:9 Exp:6 Floor:6 Log:6 Max:8 Mean:8 Min:8 Mod:10 Mul:7 Neg:6 Pow:7 Reciprocal:6 "

@@ -34,6 +34,8 @@ STAND_INS = frozenset(
         "AttentionForward",
         "AttentionGradient",
         "ConvChannelsLast",
+        "CrossEntropyForward",
+        "CrossEntropyGradient",
         "Fused",
         "FusedMatMul",
         "PoolChannelsLast",

@@ -7,6 +7,7 @@ _FAMILIES: dict[str, str] = {
     "attention_gradient": "irpar::AttentionForward:1 irpar::AttentionGradient:1",
     "convolution": "Conv:1",
     "copies": "Concat:4 Reshape:5",
+    "cross_entropy": "irpar::CrossEntropyForward:1 irpar::CrossEntropyGradient:1",
     "fused": "irpar::Fused:1",
     "indexing": "Gather:1 OneHot:9 ScatterND:16",
     "losses": "SoftmaxCrossEntropyLoss:12",

@@ -1,7 +1,7 @@
 // Cross-entropy of rows of scores: a block for each row, sums in float32, then one block for the mean.
 //
 // Rows are those of a batch and of places in it; classes lie one after the other. WEIGHTED: classes have weights. PLACE:
-// the type of a label.
+// the type of a label. WIDE: a loss and weights are floats, whatever scores are.
 
 #include "elements.cuh"
 
@@ -11,10 +11,33 @@
 #ifndef WEIGHTED
 #define WEIGHTED 0
 #endif
+#ifndef WIDE
+#define WIDE 0
+#endif
+
+#if WIDE
+typedef float Loss;
+__device__ __forceinline__ Loss loss_value(float x) { return x; }
+__device__ __forceinline__ float weight_value(Loss x) { return x; }
+#else
+typedef Element Loss;
+__device__ __forceinline__ Loss loss_value(float x) { return narrowed(x); }
+__device__ __forceinline__ float weight_value(Loss x) { return widened(x); }
+#endif
 
 constexpr int THREADS = 512;
-constexpr int EACH = 16 / sizeof(Element);  // scores that a thread reads before it uses the first
+constexpr int EACH = 16 / sizeof(Element);  // elements of a word of 16 bytes
+constexpr int WORDS = 4;                    // that a thread reads before it uses the first
 #define LEAST bits_value(0xff800000u)  // minus infinity
+
+struct alignas(16) Word {
+  Element of[EACH];
+};
+
+// How many elements lie before the first whole 16 bytes of a row.
+__device__ __forceinline__ unsigned before_words(const Element* row) {
+  return (16 - reinterpret_cast<unsigned long long>(row) % 16) % 16 / sizeof(Element);
+}
 
 // A maximum, and the sum of the exponentials of numbers less it.
 struct Sum {
@@ -27,11 +50,23 @@ __device__ __forceinline__ Sum joined(Sum a, Sum b) {
   return {most, a.sum * expf(a.most - most) + b.sum * expf(b.most - most)};
 }
 
+template <int COUNT> __device__ __forceinline__ void add(Sum& own, const float (&values)[COUNT]) {
+  float most = own.most;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i)
+    if (values[i] > most || values[i] != values[i]) most = values[i];
+  if (most == LEAST) return;
+  float sum = own.sum * expf(own.most - most);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) sum += expf(values[i] - most);
+  own = {most, sum};
+}
+
 // losses[row] = (log(sum of exp(x)) - x[label]) * share, and shares[row]: the weight of its class, 0 where ignored. What
 // is taken off the scores of a row to make them logarithms: norms[row] first, then norms[rows + row].
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     cross_entropy(const Element* __restrict__ scores, const PLACE* __restrict__ labels,
-                  const Element* __restrict__ weights, float* __restrict__ losses, float* __restrict__ shares,
+                  const Loss* __restrict__ weights, float* __restrict__ losses, float* __restrict__ shares,
                   float* __restrict__ norms, bool* fault, unsigned rows, unsigned places, unsigned classes,
                   Index batch_stride, Index place_stride, Index ignored, int is_any_ignored) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -39,21 +74,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (unsigned row = blockIdx.x; row < rows; row += gridDim.x) {
     const unsigned batch = row / places;
     const Element* x = scores + batch * batch_stride + (row - batch * places) * place_stride;
+    const unsigned before = before_words(x) < classes ? before_words(x) : classes;
+    const unsigned count = (classes - before) / EACH, behind = before + count * EACH;
+    const Word* words = reinterpret_cast<const Word*>(x + before);
     Sum own = {LEAST, 0};
-    for (unsigned start = threadIdx.x; start < classes; start += EACH * THREADS) {
-      float values[EACH];
-      float most = own.most;
+    for (unsigned start = threadIdx.x; start < count; start += WORDS * THREADS) {
+      Word read[WORDS];
+      float values[WORDS * EACH];
 #pragma unroll
-      for (int i = 0; i < EACH; ++i) {
-        unsigned column = start + i * THREADS;
-        values[i] = column < classes ? widened(x[column]) : LEAST;
-        if (values[i] > most || values[i] != values[i]) most = values[i];
-      }
-      if (most == LEAST) continue;
-      float sum = own.sum * expf(own.most - most);
+      for (int i = 0; i < WORDS; ++i)
+        if (start + i * THREADS < count) read[i] = words[start + i * THREADS];
 #pragma unroll
-      for (int i = 0; i < EACH; ++i) sum += expf(values[i] - most);
-      own = {most, sum};
+      for (int i = 0; i < WORDS; ++i)
+#pragma unroll
+        for (int j = 0; j < EACH; ++j)
+          values[i * EACH + j] = start + i * THREADS < count ? widened(read[i].of[j]) : LEAST;
+      add(own, values);
+    }
+    {
+      // What lies around the words, which is less than two of them.
+      const unsigned place = threadIdx.x < before ? threadIdx.x : behind + threadIdx.x - before;
+      const float values[1] = {place < classes ? widened(x[place]) : LEAST};
+      add(own, values);
     }
     sums[threadIdx.x] = own;
     for (int half = THREADS / 2; half > 0; half /= 2) {
@@ -72,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         label = 0;
       }
 #if WEIGHTED
-      share *= widened(weights[label]);
+      share *= weight_value(weights[label]);
 #endif
       losses[row] = -((widened(x[label]) - most) - rest) * share;
       shares[row] = share;
@@ -80,6 +122,57 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       norms[rows + row] = rest;
     }
     __syncthreads();
+  }
+}
+
+// gradients[row] = (softmax(x) - one_hot(label)) * factors[row], by the norms that `cross_entropy` gave; zeros behind the
+// classes of a row. A label counts from the end where it is negative.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    cross_entropy_gradient(const Element* __restrict__ scores, const PLACE* __restrict__ labels,
+                           const float* __restrict__ norms, const float* __restrict__ factors,
+                           Element* __restrict__ gradients, unsigned rows, unsigned places, unsigned classes,
+                           unsigned length, Index batch_stride, Index place_stride) {
+  for (unsigned row = blockIdx.x; row < rows; row += gridDim.x) {
+    const unsigned batch = row / places;
+    const Element* x = scores + batch * batch_stride + (row - batch * places) * place_stride;
+    Element* y = gradients + static_cast<Index>(row) * length;
+    const float most = norms[row], rest = norms[rows + row], factor = factors[row];
+    const Index given = labels[row], label = given < 0 ? given + classes : given;
+    auto slope = [&](Element score, unsigned place) {
+      return ((expf((widened(score) - most) - rest)) - (place == label ? 1.0f : 0.0f)) * factor;
+    };
+    auto one = [&](unsigned place) { y[place] = narrowed(place < classes ? slope(x[place], place) : 0.0f); };
+    const unsigned before = before_words(y) < length ? before_words(y) : length;
+    const unsigned count = (length - before) / EACH, behind = before + count * EACH;
+    if (threadIdx.x < before) one(threadIdx.x);
+    if (behind + threadIdx.x < length) one(behind + threadIdx.x);
+    // Words of both lie alike where the rows of both begin alike.
+    const bool is_alike = before_words(x) == before_words(y) && before <= classes;
+    const unsigned whole = is_alike ? (classes - before) / EACH : 0;
+    for (unsigned start = threadIdx.x; start < whole; start += WORDS * THREADS) {
+      Word read[WORDS];
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i)
+        if (start + i * THREADS < whole) read[i] = reinterpret_cast<const Word*>(x + before)[start + i * THREADS];
+#pragma unroll
+      for (int i = 0; i < WORDS; ++i) {
+        const unsigned word = start + i * THREADS;
+        if (word >= whole) break;
+        Word made;
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) made.of[j] = narrowed(slope(read[i].of[j], before + word * EACH + j));
+        reinterpret_cast<Word*>(y + before)[word] = made;
+      }
+    }
+    for (unsigned word = whole + threadIdx.x; word < count; word += THREADS) {
+      Word made;
+#pragma unroll
+      for (int j = 0; j < EACH; ++j) {
+        const unsigned place = before + word * EACH + j;
+        made.of[j] = narrowed(place < classes ? slope(x[place], place) : 0.0f);
+      }
+      reinterpret_cast<Word*>(y + before)[word] = made;
+    }
   }
 }
 
@@ -128,11 +221,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // The losses as they are (kind 0), their sum (1), or that divided by the sum of the shares (2), for which one block runs.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    reduced(const float* __restrict__ losses, const float* __restrict__ shares, Element* __restrict__ y, unsigned rows,
+    reduced(const float* __restrict__ losses, const float* __restrict__ shares, Loss* __restrict__ y, unsigned rows,
             int kind) {
   if (kind == 0) {
     unsigned row = blockIdx.x * THREADS + threadIdx.x;
-    if (row < rows) y[row] = narrowed(losses[row]);
+    if (row < rows) y[row] = loss_value(losses[row]);
     return;
   }
   extern __shared__ __align__(16) unsigned char shared[];
@@ -153,5 +246,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   }
   __syncthreads();
-  if (threadIdx.x == 0) y[0] = narrowed(static_cast<float>(kind == 1 ? of_losses[0] : of_losses[0] / of_shares[0]));
+  if (threadIdx.x == 0) y[0] = loss_value(static_cast<float>(kind == 1 ? of_losses[0] : of_losses[0] / of_shares[0]));
 }

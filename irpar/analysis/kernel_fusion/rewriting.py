@@ -13,11 +13,14 @@ from .attention_form import VERSION, Attention
 from .attention_training import Forward, Gradient, trainings
 from .attention_writing import Make, written
 from .copies import copy_cheap_steps
+from .cross_entropy import LossForward, LossGradient, ScoresProduct, losses
 from .groups import Group, Grouping, Stretch
 from .order import turned
 from .products import Product, join_products
+from .turned_products import TurnedProduct, turned_products
 
-Unit = Group | Attention | Forward | Gradient | Product
+Rewritten = Forward | Gradient | LossForward | LossGradient | ScoresProduct | TurnedProduct
+Unit = Group | Attention | Rewritten | Product
 
 
 def fuse(graph: Graph) -> int:
@@ -69,9 +72,10 @@ def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit | Node], set[N
     those with gradients are for who runs the nodes.
     """
     plain, unread = attentions(stretch.nodes, stretch.kept, version)
-    found: list[Attention | Forward | Gradient] = [*plain]
+    found: list[Attention | Rewritten] = [*plain]
     if not version:
-        found += trainings(stretch.nodes, stretch.kept, {node for one in plain for node in one.members})
+        for search in (trainings, losses, turned_products):
+            found += search(stretch.nodes, stretch.kept, {node for one in found for node in one.members})
     gone = unread.union(*(attention.members for attention in found))
     if any(value.node in gone for value in stretch.over):
         found, unread = [], set()
@@ -143,7 +147,7 @@ def _writer(unit: Unit) -> Callable[[Make], list[Node]]:
     """What writes the nodes of a unit, whatever becomes of its members meanwhile."""
     if isinstance(unit, Attention):
         return lambda make: written(unit, make)
-    if isinstance(unit, Forward | Gradient):
+    if isinstance(unit, Rewritten):
         return unit.written
     if isinstance(unit, Product):
         return unit.writer()

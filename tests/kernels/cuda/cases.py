@@ -32,6 +32,7 @@ class Case:
         attributes: of the node.
         n_outputs: how many results it has.
         is_exact: whether results must be the same bits as the generic kernel's.
+        domain: of the operator.
     """
 
     op_type: str
@@ -40,6 +41,7 @@ class Case:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     n_outputs: int = 1
     is_exact: bool = True
+    domain: str = ""
 
     def __str__(self) -> str:
         shapes = "-".join("x".join(map(str, x.shape)) or "one" for x in self.operands if x is not None)
@@ -48,22 +50,24 @@ class Case:
     @property
     def kernel(self) -> CudaKernel:
         """What is tried."""
-        found = cuda_lookup("", self.op_type, self.version)
+        found = cuda_lookup(self.domain, self.op_type, self.version)
         assert found is not None
         return found
 
-    @property
-    def expected_dtype(self) -> "np.dtype[Any]":
-        """That of all results."""
-        return np.dtype(self.operands[2 if self.op_type == "OneHot" else 0].dtype)
-
     def expected(self) -> tuple[np.ndarray, ...]:
         """What the generic kernel gives, floats in double precision where not exact."""
-        generic = lookup("", self.op_type, self.version)
-        assert generic is not None
         operands = self.operands
         if not self.is_exact:
             operands = [x if x is None or x.dtype not in UNIT else x.astype(np.float64) for x in operands]
+        return self._generic(operands)
+
+    def dtypes(self) -> "tuple[np.dtype[Any], ...]":
+        """Those of the results."""
+        return tuple(result.dtype for result in self._generic(self.operands))
+
+    def _generic(self, operands: Sequence[Any]) -> tuple[np.ndarray, ...]:
+        generic = lookup(self.domain, self.op_type, self.version)
+        assert generic is not None
         return generic(np, operands, self.attributes, self.n_outputs)
 
 
@@ -170,6 +174,28 @@ def losses(numbers: np.random.Generator) -> list[Case]:
     return found
 
 
+def cross_entropies(numbers: np.random.Generator) -> list[Case]:
+    """Both directions, of rows that begin anywhere and rows that lie apart, into rows that are longer."""
+    found = []
+    for dtype in FLOATS:
+        for shape, gap in (((5, 3), 0), ((2, 3, 2501), 0), ((3, 2, 2051), 5), ((2, 17), 7)):
+            scores = (3 * numbers.standard_normal((*shape[:-1], shape[-1] + gap))).astype(dtype)
+            scores = shifted(scores, 3 if gap else 8)[..., : shape[-1]]
+            labels = numbers.integers(0, shape[-1], shape[:-1]).astype(np.int32 if gap else np.int64)
+            weights = numbers.random(shape[-1]).astype(np.float32)
+            some = {"ignore_index": int(labels.flat[0])}
+            operator = {"domain": "irpar", "is_exact": False}
+            forward = Case("CrossEntropyForward", 1, (scores, labels), {}, 2, **operator)
+            found += [forward, Case("CrossEntropyForward", 1, (scores, labels, weights), some, 2, **operator)]
+            norms = forward.expected()[1].astype(np.float32)
+            ends = np.where(numbers.random(labels.shape) < 0.3, labels - shape[-1], labels)
+            factors = numbers.standard_normal((labels.shape[0], 1, *labels.shape[1:])).astype(np.float32)
+            even = {"length": -(-shape[-1] // 8) * 8}
+            found.append(Case("CrossEntropyGradient", 1, (scores, ends, norms, factors), {}, **operator))
+            found.append(Case("CrossEntropyGradient", 1, (scores, labels, norms, factors[:1]), even, **operator))
+    return found
+
+
 def sums(numbers: np.random.Generator) -> list[Case]:
     """Sums over rows."""
     found = []
@@ -260,5 +286,7 @@ def all_cases(seed: int) -> list[Case]:
     """All of them."""
     numbers = np.random.default_rng(seed)
     return [
-        case for made in (gathers, scatters, one_hots, losses, sums, rotaries, convolutions) for case in made(numbers)
+        case
+        for made in (gathers, scatters, one_hots, losses, cross_entropies, sums, rotaries, convolutions)
+        for case in made(numbers)
     ]

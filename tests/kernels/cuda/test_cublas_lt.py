@@ -359,6 +359,27 @@ def test_which_results_have_rows_that_lie_further_apart() -> None:
 
 
 @pytest.mark.parametrize("turned", [False, True])
+def test_a_product_in_rows_of_a_length(device: Device, turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"FEWEST_PRODUCTS": 1, "FEWEST_TERMS": 8}.items():
+        monkeypatch.setattr(padding, name, value)
+    numbers = np.random.default_rng(4)
+    a = numbers.standard_normal((2, 10, 24)).astype(F16)
+    b = numbers.standard_normal((29, 24) if turned else (24, 29)).astype(F16)
+    b = b.T if turned else b
+    kernel = lookup("irpar", "FusedMatMul", 1)
+    assert kernel is not None
+    for out in (None, StrictArray(np.full((2, 10, 32), np.nan, F16))):
+        (found,) = kernel(device.xp, [StrictArray(a), StrictArray(b)], {"length": 32}, 1, out)
+        assert found.shape == (2, 10, 32)
+        assert out is None or found is out
+        wanted = a.astype(F64) @ b.astype(F64)
+        np.testing.assert_allclose(found._array[..., :29].astype(F64), wanted, rtol=0, atol=20 * UNIT[F16])
+    assert len(device.fake.products) == 4, "24 columns and the last 5, twice"
+    kinds = {layout["leading"] for layout in device.fake.alive.values() if "leading" in layout}
+    assert 32 in kinds
+
+
+@pytest.mark.parametrize("turned", [False, True])
 def test_the_last_columns_of_odd_rows_are_a_product_of_their_own(turned: bool) -> None:
     b = gemm.Operand(turned, 10, 768 if turned else 50257, 0)
     logits = gemm.Gemm(8192, 50257, 768, 1, gemm.Operand(False, 0, 768, 0), b, gemm.Operand(False, 0, 50257, 0))

@@ -132,6 +132,22 @@ def test_few_rows_are_summed_in_one_order(dtype: np.dtype, rows: int, sizes: tup
         np.testing.assert_array_equal(cupy().asnumpy(other).view(np.uint8), cupy().asnumpy(first).view(np.uint8))
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_rows_of_a_length(dtype: np.dtype) -> None:
+    kernel = lookup("irpar", "FusedMatMul", 1)
+    assert kernel is not None
+    numbers = np.random.default_rng()
+    a, b = (numbers.standard_normal(shape).astype(dtype) for shape in ((3, 300, 320), (1021, 320)))
+    exact = Exact(a, b.T)
+    for rows in (b.T, np.ascontiguousarray(b.T)):
+        out, memory = guarded((3, 300, 1024), dtype, 8)
+        (found,) = kernel(cupy(), [cupy().asarray(a), cupy().asarray(rows)], {"length": 1024}, 1, out)
+        assert found is out
+        exact.check(out[..., :1021], UNIT[dtype], **PLAIN)
+        edges = cupy().concatenate([memory[: 8 + GUARD], memory[-GUARD:]])
+        np.testing.assert_array_equal(cupy().asnumpy(edges), np.asarray(POISON).astype(dtype))
+
+
 @pytest.mark.parametrize("batch", [65535, 65536, 70001])
 def test_batches_of_many_small_products(batch: int) -> None:
     numbers = np.random.default_rng()

@@ -14,7 +14,10 @@ from .emulation import NEEDS_COMPILER, EmulatedGpu
 
 pytestmark = [NEEDS_COMPILER, pytest.mark.slow]
 
-FAMILIES = (cases.gathers, cases.scatters, cases.one_hots, cases.losses, cases.sums, cases.rotaries, cases.convolutions)
+FAMILIES = (
+    *(cases.gathers, cases.scatters, cases.one_hots, cases.losses, cases.cross_entropies, cases.sums, cases.rotaries),
+    cases.convolutions,
+)
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ def gpu() -> Gpu:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)
 def test_cases(gpu: Gpu, family: Callable[[np.random.Generator], list[Case]]) -> None:
     for case in family(np.random.default_rng()):
-        outs = [Guarded(result.shape, case.expected_dtype) for result in case.expected()]
+        outs = [Guarded(result.shape, dtype) for result, dtype in zip(case.expected(), case.dtypes(), strict=True)]
         given = tuple(out.array for out in outs)
         results = run(case, gpu, to_device, to_host, given if len(given) > 1 else given[0])
         assert results is not None, str(case)
