@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from irpar.analysis.cost.network import Network
     from irpar.onnx_io import Source
     from irpar.pass_manager import PassManager, PipelineResult
+    from irpar.runtime.engines.base import Results
     from irpar.runtime.executor import Executor
     from irpar.runtime.launch.environment import World
     from irpar.runtime.session import Session
@@ -229,7 +230,7 @@ class Partition:
         self.folder: Path | None = None
         self._whole = whole
         self.parts: list[Part] = parts_of(module, module.mesh) if module is not None else []
-        self._executors: dict[tuple[str, str], Executor] = {}
+        self._executors: dict[tuple[str, str, str], Executor] = {}
 
     def __repr__(self) -> str:
         totals, mesh = self.plan.totals, self.plan.mesh_of_ranks
@@ -334,9 +335,10 @@ class Partition:
         timeout: float | None = None,
         strict: bool = False,
         tf32: bool = False,
+        results: "Results" = "host",
     ) -> "Executor":
-        """What runs the parts; made once for each engine and group, and again once that is closed, or one is asked for
-        that is strict or takes TF32, and that is not.
+        """What runs the parts; made once for each engine, group and kind of results, and again once that is closed, or
+        one is asked for that is strict or takes TF32, and that is not.
 
         Args:
             engine: what computes between collectives; None: "cupy" on a GPU that has the memory, else "ort".
@@ -347,6 +349,10 @@ class Partition:
                 `irpar.runtime.groups.make_group`.
             strict: refuse nodes that the engine "cupy" would compute on the host.
             tf32: let the engine "cupy" multiply float32 with operands rounded to TF32 (10 bits of mantissa).
+            results: what runs give: "host": numpy arrays. For one rank of the engine "cupy" also arrays of CuPy, which
+                may then be given as inputs too: "owned" ones are the caller's to keep; "borrowed" ones are valid until
+                the next run, which writes over them: they are never copied. Work with either on the stream that is
+                current when the run is asked for.
 
         Raises:
             IrparError: the parts cannot be run, or the other ranks cannot be met.
@@ -354,29 +360,30 @@ class Partition:
         from irpar.runtime.executor import Executor
         from irpar.runtime.launch.environment import World
 
-        check_run(engine, group, timeout)
+        check_run(engine, group, timeout, results)
         if engine is None:
             engine = self.default_engine(None if group == "threads" else World.of_environment())
         options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout}
-        options |= {"strict": strict, "tf32": tf32}
-        known = self._executors.get((engine, group))
+        options |= {"strict": strict, "tf32": tf32, "results": results}
+        key = engine, group, results
+        known = self._executors.get(key)
         if known is not None and not known.is_open:
-            del self._executors[engine, group]
+            del self._executors[key]
             known = None
         if known is not None and ((strict and not known.is_strict) or (tf32 and not known.is_tf32)):
             if group != "threads":
                 asked = "strict=True" if strict and not known.is_strict else "tf32=True"
                 raise IrparError(f"the ranks have met already, and without {asked}", do=f"ask for {asked} at once")
-            self._executors.pop((engine, group)).close()
-        if (engine, group) not in self._executors:
+            self._executors.pop(key).close()
+        if key not in self._executors:
             if self.module is not None:
                 fixed = {name: tensor.numpy() for name, tensor in self.module.fixed.items()}
                 made = Executor(self.module, self.module.mesh, parts=self.parts, fixed=fixed, **options)
             else:
                 assert self.folder is not None
                 made = Executor.open(self.folder, plan=self.plan, **options)
-            self._executors[engine, group] = made
-        return self._executors[engine, group]
+            self._executors[key] = made
+        return self._executors[key]
 
     def close(self) -> None:
         """Let go of what runs the parts; ranks in other processes end."""
@@ -393,7 +400,12 @@ class Partition:
             self._executors.popitem()[1].__exit__(kind, error, trace)
 
     def run(
-        self, inputs: Arrays, *, engine: Engine | None = None, group: str = "threads"
+        self,
+        inputs: Arrays,
+        *,
+        engine: Engine | None = None,
+        group: str = "threads",
+        results: "Results" = "host",
     ) -> "dict[str, np.ndarray[Any, Any]]":
         """Run all ranks.
 
@@ -401,6 +413,7 @@ class Partition:
             inputs: full arrays by input name; they are scattered by their shardings.
             engine: what computes between collectives; see `executor`.
             group: what moves data between ranks; see `executor`.
+            results: where the arrays are that it gives, and how long they are valid; see `executor`.
 
         Returns:
             Whole arrays by output name.
@@ -409,15 +422,20 @@ class Partition:
             IrparError: inputs that do not fit, or a rank failed.
         """
         check_inputs(inputs)
-        return self.executor(engine, group).run(inputs)
+        return self.executor(engine, group, results=results).run(inputs)
 
     def session(
-        self, *, engine: Engine | None = None, group: str = "threads", timeout: float | None = None
+        self,
+        *,
+        engine: Engine | None = None,
+        group: str = "threads",
+        timeout: float | None = None,
+        results: "Results" = "host",
     ) -> "Session":
         """Begin a sequence of runs whose state stays on its ranks; it begins as the program says.
 
         Args:
-            engine, group, timeout: see `executor`.
+            engine, group, timeout, results: see `executor`.
 
         Raises:
             IrparError: the program has no state, or the parts cannot be run.
@@ -429,7 +447,7 @@ class Partition:
                 "the program has no state: each run would be like the first",
                 do='name what stays before partitioning, module.add_state("past", "present"); or use run()',
             )
-        return Session(self.executor(engine, group, timeout))
+        return Session(self.executor(engine, group, timeout, results=results))
 
     def trainer(
         self,

@@ -148,7 +148,7 @@ def check_collectives(collectives: object, stubs: object) -> None:
         )
 
 
-def check_run(engine: object, group: object, timeout: object) -> None:
+def check_run(engine: object, group: object, timeout: object, results: object = "host") -> None:
     """The options of what runs a partition.
 
     Raises:
@@ -159,6 +159,10 @@ def check_run(engine: object, group: object, timeout: object) -> None:
     require("group", group, str, 'name one: group="threads", "processes", "mpi" or "nccl"')
     if timeout is not None:
         require("timeout", timeout, Real, "give seconds as a number")
+    if results not in ("host", "owned", "borrowed"):
+        raise ArgumentError(
+            f"results is {described(results)}", do='name what to give: results="host", "owned" or "borrowed"'
+        )
 
 
 def check_inputs(inputs: object) -> None:

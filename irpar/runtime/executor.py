@@ -16,17 +16,17 @@ import numpy as np
 
 from irpar.analysis.engines import unknown_nodes
 from irpar.inputs.dataset import Batch
-from irpar.ir import Module
+from irpar.ir import Module, Value
 from irpar.ops.effects import is_compute
 from irpar.output.parts import Part, parts_of
 from irpar.output.plan import Plan
 from irpar.output.target import EVALUATION
-from irpar.sharding import Mesh
+from irpar.sharding import Mesh, option
 
 from .checkpointing import load_blocks, save_blocks
 from .driver import DRIVER, Answer, Driver, Request, StateRequest, abort, serve
 from .engines.arena import Arenas
-from .engines.base import EngineSettings, make_engine
+from .engines.base import EngineSettings, Results, make_engine
 from .errors import EngineError, ProgramError
 from .given import Given
 from .groups import Group, Messenger, make_group
@@ -59,6 +59,9 @@ class Executor:
         timeout: seconds that a rank waits for others at a collective; None: `irpar.runtime.groups.TIMEOUT`.
         strict: refuse nodes that an engine with a device would compute on the host.
         tf32: let an engine with a device multiply float32 with operands rounded to TF32 (10 bits of mantissa).
+        results: "host": numpy arrays; "owned": arrays of the device of a single rank, the caller's to keep; "borrowed":
+            arrays there that the next run writes over, which therefore need not be copied. Where they are arrays of the
+            device, inputs may be such.
         fixed: arrays by name of inputs that take no other value, and may be left out.
         beside: the executor of a program of the same ranks: this one has its group, and reads the state that it holds.
 
@@ -87,6 +90,7 @@ class Executor:
         timeout: float | None = None,
         strict: bool = False,
         tf32: bool = False,
+        results: Results = "host",
         fixed: Mapping[str, Any] | None = None,
         beside: "Executor | None" = None,
     ) -> None:
@@ -96,6 +100,7 @@ class Executor:
         self._evaluation: Executor | None = None
         self.fixed = dict(fixed or {})
         self.is_strict, self.is_tf32 = strict, tf32
+        self._results = results
         self.is_open = True
         self._process = os.getpid()
         self._has_served = False
@@ -129,12 +134,21 @@ class Executor:
             len(ranks),
             strict=self.is_strict,
             tf32=self.is_tf32,
-            keep_on_device=self._group.takes_device_arrays or _keeps_state_alone(mesh, self.parts),
+            keep_on_device=self._results != "host"
+            or self._group.takes_device_arrays
+            or _keeps_state_alone(mesh, self.parts),
             local_rank=0 if world is None else world.local_rank,
-            lends=True,  # A run reads its results on the host before it gives back the arena.
+            # A run reads what the host gets before it gives back the arena.
+            lends=self._results != "owned",
             threads=0 if mesh.size == 1 else 1 if len(ranks) > 1 else threads_of_rank(),
         )
         self._engine = make_engine(engine, settings)
+        self._device_array = self._engine.device_array if self._results != "host" else None
+        if self._results != "host" and (self._device_array is None or mesh.size > 1):
+            raise ProgramError(
+                f"results stay on the device with the engine cupy and one rank, not with {engine} and {mesh.size}",
+                do=f"leave out {option('results', self._results)}, or partition for one device",
+            )
         self._threads = min(len(ranks), os.cpu_count() or 1) if self._engine.is_parallel else 1
         what = "all ranks" if len(ranks) == mesh.size else f"rank {', '.join(map(str, ranks))}"
         needed = run_bytes(self.parts, self._threads, self._engine.writes_over, self._engine.keeps)
@@ -179,6 +193,7 @@ class Executor:
         timeout: float | None = None,
         strict: bool = False,
         tf32: bool = False,
+        results: Results = "host",
         plan: Plan | None = None,
         beside: "Executor | None" = None,
     ) -> "Executor":
@@ -186,7 +201,7 @@ class Executor:
 
         Args:
             folder: that.
-            engine, group, timeout, strict, tf32, beside: as the class has them.
+            engine, group, timeout, strict, tf32, results, beside: as the class has them.
             plan: its plan.json, where that was read.
 
         Raises:
@@ -204,6 +219,7 @@ class Executor:
             _, _, parts, modules = open_parts(folder, own, plan)
             fixed = fixed_of_plan(plan.inputs)
         options: dict[str, Any] = {"engine": engine, "group": joined, "strict": strict, "tf32": tf32}
+        options["results"] = results
         executor = cls(modules[0], mesh, parts=parts, fixed=fixed, beside=beside, **options)
         executor._partition = str(plan.id)
         executor._folder = Path(folder)
@@ -269,7 +285,7 @@ class Executor:
         kept |= set(batch.names) if batch is not None else set()
         wanted = [spec for spec in self.inputs if spec.name not in kept]
         begun = inputs if session else {**first_states(self.parts[0].graph, inputs), **inputs}
-        given = check_inputs(wanted, with_fixed(self.fixed, begun))
+        given = check_inputs(wanted, with_fixed(self.fixed, begun), self._device_array)
         with self._turn:
             if self._driver is not None:
                 self._driver.check_open()
@@ -551,16 +567,29 @@ class Executor:
         Others may use its memory from then on.
         """
         results = {spec.name: value for spec, value in zip(self.outputs, state.graph.outputs, strict=True)}
+        kept: dict[str, Any] = {}
         if session:
             kept = {known.spec.name: state.read(results[known.output]) for known in self.states if known.output}
             self._held.replace(session, state.rank, kept)
         wanted = {spec.name: results[spec.name] for spec in self._given_by(session)}
         wanted |= {name: values[state.graph] for name, values in prepared.fetched.items() if state.graph in values}
-        found = {name: state.read_on_host(value) for name, value in wanted.items()}
+        if self._results == "host":
+            found = {name: state.read_on_host(value) for name, value in wanted.items()}
+        else:
+            found = self._on_device(state, wanted, list(kept.values()))
         self._arenas.give_back(state.rank, state.arena)
         return found
 
+    def _on_device(self, state: RankState, wanted: Mapping[str, Value], kept: Sequence[Any]) -> dict[str, Any]:
+        """What a rank holds as arrays of its device, where there can be such; copies of what it keeps as state."""
+        edge = self._engine.edge(state.rank)
+        found = {name: edge.operand(state.read(value)) for name, value in wanted.items()}
+        return {name: array.copy() if any(array is one for one in kept) else array for name, array in found.items()}
+
     def _whole(self, spec: TensorSpec, blocks: Mapping[int, Any], with_check: bool) -> Any:
+        if self._results != "host":
+            (block,) = blocks.values()
+            return block
         if with_check:
             check_replicas(spec.name, blocks, spec.sharding)
         shape = spec.shape

@@ -39,8 +39,15 @@ def output_specs(graph: Graph) -> tuple[TensorSpec, ...]:
     return tuple(spec_of(value, name) for name, value in zip(graph.output_names, graph.outputs, strict=True))
 
 
-def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs as read-only arrays (sequences as they are).
+def check_inputs(
+    specs: Sequence[TensorSpec], inputs: Mapping[str, Any], device_array: type | None = None
+) -> dict[str, Any]:
+    """The inputs as read-only arrays (sequences, and arrays of a device, as they are).
+
+    Args:
+        specs: what is expected.
+        inputs: what is given, by name.
+        device_array: the type of arrays of a device that are taken; None: there is none.
 
     Raises:
         InputError: names are missing or unknown, or dtypes or shapes do not fit; it lists all that is wrong, and what
@@ -56,7 +63,9 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict
     bound: dict[str, tuple[int, str]] = {}
     for spec in specs:
         if spec.name in inputs:
-            found[spec.name], problem = _checked(spec, inputs[spec.name], bound)
+            given = inputs[spec.name]
+            is_there = device_array is not None and spec.dtype is not None and isinstance(given, device_array)
+            found[spec.name], problem = (_checked_array if is_there else _checked)(spec, given, bound)
             problems.extend(problem)
     if problems:
         expected = "; ".join(map(str, specs)) or "no inputs"
@@ -101,16 +110,24 @@ def _checked(spec: TensorSpec, given: Any, bound: dict[str, tuple[int, str]]) ->
         array = np.asarray(given)
     except ValueError:
         return given, [f"{spec.name} is a sequence, expected {spec}"]
+    array, problems = _checked_array(spec, array, bound)
+    if array.dtype == spec.dtype.numpy:
+        array = array.view()
+        array.flags.writeable = False
+    return array, problems
+
+
+def _checked_array(spec: TensorSpec, array: Any, bound: dict[str, tuple[int, str]]) -> tuple[Any, list[str]]:
+    """An array of any module as one of the input's dtype, and what is wrong with it."""
+    assert spec.dtype is not None
     try:
         dtype = dtype_of_numpy(array.dtype)
     except TypeError:
         return array, [f"{spec.name} is {array.dtype}, which ONNX does not have"]
     if dtype is not spec.dtype:
         return array, [f"{spec.name} is {dtype}{list(array.shape)}, expected {spec.dtype}"]
-    array = array.astype(spec.dtype.numpy, copy=False).view()
-    array.flags.writeable = False
     shape_problem = _shape_problem(spec, array, bound)
-    return array, [shape_problem] if shape_problem else []
+    return array.astype(spec.dtype.numpy, copy=False), [shape_problem] if shape_problem else []
 
 
 def _checked_sequence(

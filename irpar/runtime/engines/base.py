@@ -16,6 +16,8 @@ from .arena import Arena
 from .arrays import Arrays
 
 Array = np.ndarray[Any, Any]
+Results = Literal["host", "owned", "borrowed"]
+"""What a run gives: numpy arrays; arrays of a device, the caller's to keep; or those that the next run writes over."""
 
 
 class Constants:
@@ -88,6 +90,7 @@ class Engine(Protocol):
         is_parallel: whether several segments gain from running on several threads (the GIL is let go).
         writes_over: whether segments can write what replaces state over it.
         keeps: whether its kernels keep what they make of constants (`Kernel.kept_bytes`).
+        device_array: the type of the arrays of its device; None: it has none.
         notes: what the user should know of how nodes were computed, so far; a line each.
     """
 
@@ -95,6 +98,7 @@ class Engine(Protocol):
     is_parallel: bool
     writes_over: bool
     keeps: bool
+    device_array: type | None
 
     @property
     def notes(self) -> tuple[str, ...]: ...

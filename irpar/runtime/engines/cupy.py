@@ -145,6 +145,7 @@ class CupyEngine:
         keep_on_device: whether segments give device arrays.
         captures: whether what a stream is given is captured in CUDA graphs.
         lends: whether results may lie where the next run writes.
+        device_array: CuPy's.
         is_direct: whether a replay needs neither the device nor the stream made current.
         told: what is told of how nodes were computed.
 
@@ -162,6 +163,7 @@ class CupyEngine:
         self.keep_on_device = settings.keep_on_device
         self.captures = settings.captures and os.environ.get(CUDA_GRAPHS) != "0"
         self.lends = settings.lends
+        self.device_array: type = cupy.ndarray
         self._ranks = settings.ranks
         devices = cupy.cuda.runtime.getDeviceCount()
         own, spreads = settings.local_rank % devices, settings.ranks > 1 and settings.keep_on_device

@@ -46,6 +46,7 @@ class NumpyEngine:
     is_parallel = False
     writes_over = True
     keeps = True
+    device_array = None
     notes: tuple[str, ...] = ()
 
     def __init__(self, settings: EngineSettings) -> None:

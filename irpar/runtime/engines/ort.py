@@ -76,6 +76,7 @@ class OrtEngine:
     writes_over = False
     """ONNX Runtime does not say that an output may be bound to the memory of an input."""
     keeps = False
+    device_array = None
     notes: tuple[str, ...] = ()
 
     def __init__(self, settings: EngineSettings) -> None:

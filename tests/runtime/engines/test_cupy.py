@@ -19,12 +19,12 @@ from irpar.runtime.engines import cupy as cupy_engine
 from irpar.runtime.engines.base import default_engine
 from irpar.runtime.engines.cuda_graphs import piece
 from irpar.runtime.engines.cuda_graphs.piece import Piece
-from irpar.runtime.errors import EngineError, RunError
+from irpar.runtime.errors import EngineError, InputError, ProgramError, RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, ThreadGroup
 from irpar.runtime.launch.environment import World
 from irpar.runtime.memory import OutOfMemoryError
-from irpar.sharding import Mesh
+from irpar.sharding import ArgumentError, Mesh
 from irpar.training.trainer import Trainer
 from irpar.verification.inputs import random_inputs
 from tests.runtime.devices import strict_device
@@ -408,6 +408,46 @@ def test_state_of_one_rank_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) 
     state = sum(array.nbytes for array in expected.values())
     assert sum(copied) <= given + 64 + state  # Reading it all is the end of it.
     partition.close()
+
+
+@pytest.mark.parametrize("results", ["owned", "borrowed"])
+def test_results_stay_on_the_device(results: str) -> None:
+    """Arrays of the device may then be given too; what state was is not what comes of it."""
+    loaded = module("""
+        graph @counted(%x: f32[4, 8], state statistic %m: f32[4, 8]) -> (%y, %k replaces %m, %same) opset 21 {
+          %a = Add(%x, %m) : f32[4, 8]
+          %y = Tanh(%a) : f32[4, 8]
+          %k = Neg(%a) : f32[4, 8]
+          %same = Identity(%k) : f32[4, 8]
+        }
+    """)
+    partition = irpar.partition(loaded, "d=1")
+    found = []
+    with strict_device(), partition:
+        session = partition.session(engine="cupy", results=results)
+        m = np.zeros((4, 8), np.float32)
+        for run in range(5):
+            x = np.full((4, 8), run, np.float32)
+            got = session.run({"x": StrictArray(x) if run % 2 else x})
+            assert got.keys() == {"y", "same"}
+            np.testing.assert_array_equal(got["y"]._array, np.tanh(x + m))
+            m = -(x + m)
+            np.testing.assert_array_equal(got["same"]._array, m)
+            found.append((got, m))
+        np.testing.assert_array_equal(session.read("m"), m)
+        if results == "owned":
+            for got, expected in found:
+                np.testing.assert_array_equal(got["same"]._array, expected)
+        with pytest.raises(InputError, match=r"x is f64\[4, 8\]"):
+            session.run({"x": StrictArray(np.zeros((4, 8)))})
+
+
+def test_results_stay_only_on_a_device_of_one_rank() -> None:
+    partition = irpar.partition(to_module(models.build("mlp")), "d=1")
+    with partition, pytest.raises(ProgramError, match="not with numpy and 1"):
+        partition.executor("numpy", results="owned")
+    with pytest.raises(ArgumentError, match="results is"):
+        partition.run({}, results="lent")  # type: ignore[arg-type]
 
 
 def test_a_capture_takes_no_room_for_what_replaces_state(monkeypatch: pytest.MonkeyPatch) -> None:
