@@ -125,6 +125,15 @@ class Node:
         made.results = tuple(results)
         return made
 
+    def stand_for(self, values: Mapping[Value, Value]) -> None:
+        """Read and give others in place of values, which do not know of it; in graphs that it holds, too."""
+        self._operands = [None if value is None else values.get(value, value) for value in self._operands]
+        self._read = self._inputs = None
+        self.results = tuple(values.get(value, value) for value in self.results)
+        for nested in self.nested_graphs():
+            for node in (*nested, nested.return_node):
+                node.stand_for(values)
+
     @property
     def operands(self) -> tuple[Value | None, ...]:
         """What the node reads; None for an optional operand that is left out."""

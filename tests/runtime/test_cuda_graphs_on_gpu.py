@@ -36,7 +36,7 @@ REPLAY_SECONDS = 50e-6
 @pytest.fixture(autouse=True)
 def _unfused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes are not fused, so that they can be counted."""
-    monkeypatch.setattr(engine, "fused", lambda segment: segment)
+    monkeypatch.setattr(engine, "fused", lambda segment, constants: (segment, frozenset()))
 
 
 def compiled(text: str, *, keep_on_device: bool = True, lends: bool = False) -> Compiled:

@@ -70,7 +70,8 @@ class CupySegment:
     """A segment of one part, fused and compiled to instructions on each device that a rank of the part has."""
 
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
-        last, segment = segment.nodes[-1], fused(segment)
+        last = segment.nodes[-1]
+        segment, computed = fused(segment, constants)
         ends = not engine.keep_on_device
         self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES, beside=True, with_ends=ends)
         self._engine = engine
@@ -79,7 +80,10 @@ class CupySegment:
         self._runners: dict[int, Runner] = {}
         for device in sorted({engine.lanes.device_of(rank) for rank in engine.ranks(constants)}):
             with engine.lanes.preparing(device):
-                known = {value: engine.constant(value, constants, device) for value in segment.constants}
+                known = {
+                    value: engine.upload(value) if value in computed else engine.constant(value, constants, device)
+                    for value in segment.constants
+                }
                 scope = Scope(engine.arrays)
                 scope.place(segment.inputs, segment.nodes, None)
                 body = Body(segment.nodes, segment.inputs, segment.outputs, (), scope)
@@ -224,10 +228,21 @@ class CupyEngine:
         """
         known = self._uploaded.setdefault(constants, {})
         if (device, value) not in known:
-            array = constants.array(value)
-            try:
-                known[device, value] = self.arrays.constant(array, reads_of(value))
-            except MemoryError as error:
-                failed = out_of_memory(f"uploading {array.nbytes:,} bytes failed", error, f"constant %{value.name}")
-                raise EngineError(failed.what, where=failed.where, do=failed.do) from error
+            known[device, value] = self._upload(value, constants.array(value))
         return known[device, value]
+
+    def upload(self, value: Value) -> Any:
+        """A constant of no part, uploaded to the device that is worked on; nothing else has its numbers.
+
+        Raises:
+            EngineError: the device has no room for it.
+        """
+        assert value.data is not None
+        return self._upload(value, value.data.numpy())
+
+    def _upload(self, value: Value, array: "np.ndarray[Any, Any]") -> Any:
+        try:
+            return self.arrays.constant(array, reads_of(value))
+        except MemoryError as error:
+            failed = out_of_memory(f"uploading {array.nbytes:,} bytes failed", error, f"constant %{value.name}")
+            raise EngineError(failed.what, where=failed.where, do=failed.do) from error

@@ -1,11 +1,75 @@
-"""Segments as a device runs them: nodes that one kernel computes are one node."""
+"""Segments as a device runs them: with channels last, and one node for what one kernel computes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from irpar.analysis.channels_last import put_channels_last
 from irpar.analysis.kernel_fusion import Stretch, stand_ins
+from irpar.ir import DOMAIN, Graph, Node, Value, captured_or_read
+from irpar.ir.clone import clone_node, clone_value
+from irpar.ir.module import IRPAR_OPSET
+from irpar.kernels import cuda
 from irpar.runtime.instructions import Segment
 
+from .base import Constants
+from .computed_constants import take_computed
 
-def fused(segment: Segment) -> Segment:
-    """A segment with irpar.Fused in place of nodes that one kernel computes; its graph stays as it is."""
-    return replace(segment, nodes=tuple(stand_ins(Stretch(segment.nodes, {*segment.outputs}, segment.over))))
+
+def fused(segment: Segment, constants: Constants) -> tuple[Segment, frozenset[Value]]:
+    """A segment with nodes that a device computes faster in place of others; its graph stays as it is.
+
+    And the constants that it then reads which are computed of the part's when their numbers are asked for.
+    """
+    if may_be_last(segment):
+        copy = _Copy(segment)
+        if put_channels_last(copy.graph):
+            computed = take_computed(copy.graph, lambda value: constants.array(copy.original(value)))
+            return copy.segment(), frozenset(computed)
+    nodes = stand_ins(Stretch(segment.nodes, {*segment.outputs}, segment.over))
+    return replace(segment, nodes=tuple(nodes)), frozenset()
+
+
+def may_be_last(segment: Segment) -> bool:
+    """Whether there is a convolution, and a CUDA kernel of one with channels last."""
+    has_kernel = cuda.has_kernel(DOMAIN, "ConvChannelsLast", IRPAR_OPSET)
+    return has_kernel and any(node.identity == ("", "Conv") for node in segment.nodes)
+
+
+class _Copy:
+    """A segment as a graph of its own, whose nodes can change.
+
+    Attributes:
+        graph: it.
+    """
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self.graph = Graph(segment.graph.name, names=segment.graph.names.heir())
+        copies: dict[Value, Value] = {}
+        for value in segment.inputs:
+            copies[value] = self.graph.adopt_input(clone_value(value))
+        for value in segment.constants:
+            copies[value] = self.graph.adopt_constant(clone_value(value))
+        for node in segment.nodes:
+            self.graph.append(clone_node(node, copies, self.graph.names))
+        self.graph.set_outputs([copies[value] for value in segment.outputs])
+        self._over = {copies[value]: copies[state] for value, state in segment.over.items()}
+        own = (*segment.inputs, *segment.constants, *(value for node in segment.nodes for value in node.results))
+        self._originals = {copies[value]: value for value in own}
+
+    def original(self, value: Value) -> Value:
+        """What a value is a copy of; a new one itself."""
+        return self._originals.get(value, value)
+
+    def segment(self) -> Segment:
+        """The segment with the copy's nodes, fused."""
+        nodes = stand_ins(Stretch(tuple(self.graph), {*self.graph.outputs}, self._over))
+        for node in nodes:
+            node.stand_for(self._originals)
+        return replace(self._segment, nodes=tuple(nodes), constants=_constants(nodes))
+
+
+def _constants(nodes: Sequence[Node]) -> tuple[Value, ...]:
+    """The constants that nodes read, from around them."""
+    read = dict.fromkeys(value for node in nodes for value in captured_or_read(node))
+    return tuple(value for value in read if value.is_constant)

@@ -33,7 +33,7 @@ TEXT = """
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A stand-in that compiles, and no CUDA kernels but those of a test, of the nodes as they are."""
     cuda.supported()
-    monkeypatch.setattr(engine, "fused", lambda segment: segment)
+    monkeypatch.setattr(engine, "fused", lambda segment, constants: (segment, frozenset()))
     monkeypatch.setattr(registry._TABLE, "entries", {})
     monkeypatch.setattr(STRICT, "RawModule", object, raising=False)
     monkeypatch.setattr(device_arrays.cuda, "Gpus", lambda module: lambda: GPU)
