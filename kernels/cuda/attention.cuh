@@ -28,6 +28,8 @@ typedef float Element;
 typedef unsigned short Element;
 #endif
 
+#include "tensor_cores.cuh"
+
 #define NOTHING bits_value(0xff800000u)  // minus infinity, the score of a key that is not seen
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -58,47 +60,6 @@ __device__ __forceinline__ float fast_exp2(float x) {
   float value;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));
   return value;
-}
-
-// 16 bytes from global to shared memory, zeros where they are not given; nothing is read then.
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool is_given) {
-  unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  int bytes = is_given ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place), "l"(from), "r"(bytes) : "memory");
-}
-
-// Wait for all copies of this thread.
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void load_matrices(unsigned (&to)[4], const Element* row) {
-  unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(place)
-               : "memory");
-}
-
-// The same, each matrix transposed.
-__device__ __forceinline__ void load_transposed(unsigned (&to)[4], const Element* row) {
-  unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(row));
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(place)
-               : "memory");
-}
-
-// sums += a b, with a 16 x 16 and b 16 x 8, of the kind ELEMENT.
-__device__ __forceinline__ void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-#if ELEMENT == 2
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-#else
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-               "{%0, %1, %2, %3};"
-#endif
-               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 #endif

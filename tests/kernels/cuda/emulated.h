@@ -52,6 +52,7 @@ struct Copy {
   const void* from;
   bool is_given;
   int group;
+  int bytes;
 };
 struct Fiber {
   ucontext_t context;
@@ -213,15 +214,17 @@ inline unsigned bf16_bits(float value) {
 inline unsigned bf16_pair(float low, float high) { return bf16_bits(low) | bf16_bits(high) << 16; }
 inline float fast_exp2(float x) { return std::exp2(x); }
 
-inline void check_aligned(const void* address) {
-  if (reinterpret_cast<size_t>(address) % 16) fail("an address that is not aligned");
+inline void check_aligned(const void* address, int bytes = 16) {
+  if (reinterpret_cast<size_t>(address) % bytes) fail("an address that is not aligned");
 }
-inline void copy_async(void* to, const void* from, bool is_given) {
-  check_aligned(to);
-  check_aligned(from);
+template <int bytes>
+inline void copy_few_async(void* to, const void* from, bool is_given) {
+  check_aligned(to, bytes);
+  check_aligned(from, bytes);
   auto& fiber = fibers[current];
-  fiber.copies.push_back({to, from, is_given, fiber.group});
+  fiber.copies.push_back({to, from, is_given, fiber.group, bytes});
 }
+inline void copy_async(void* to, const void* from, bool is_given) { copy_few_async<16>(to, from, is_given); }
 inline void copy_once(void* to, const void* from, bool is_given) { copy_async(to, from, is_given); }
 static void wait_for_groups(int behind) {
   std::vector<Copy> left;
@@ -229,9 +232,9 @@ static void wait_for_groups(int behind) {
     if (copy.group >= behind)
       left.push_back(copy);
     else if (copy.is_given)
-      std::memcpy(copy.to, copy.from, 16);
+      std::memcpy(copy.to, copy.from, copy.bytes);
     else
-      std::memset(copy.to, 0, 16);
+      std::memset(copy.to, 0, copy.bytes);
   }
   fibers[current].copies = left;
 }

@@ -1,0 +1,305 @@
+"""Convolutions of images with channels last, by products whose operand is read where windows lie: none is laid out.
+
+float32 is summed as it is; 16 bits are multiplied by tensor cores and summed in float32. What follows (a bias, a
+residual, an activation) is computed before the result is rounded, once.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..channels_last import ACTIVATIONS, check_addends, windows_of
+from ..channelwise import WEIGHT
+from ..depthwise import MOST_SPATIAL_DIMS, geometry
+from ..fused_matmul import fused_matmul
+from ..operands import contiguous_result
+from ..registry import Array, Kept
+from ..windows import Windows
+from .copies import in_order
+from .gpu import STATIC_SHARED_BYTES, Gpu
+from .indexing import ELEMENTS
+from .programs import Program
+from .registry import cuda_kernel
+
+Ints = tuple[int, ...]
+
+_NUMBERS = {name: number for number, name in enumerate(("", "Relu", "Clip", "Sigmoid", "HardSwish", "Silu"))}
+"""What activations are in the sources."""
+_THREADS, _CHUNK_BYTES, _STEP_BYTES = 256, 16, 128
+_STRIP = 4
+"""Places that a thread computes of a convolution of single channels."""
+_MOST_LANES = 16
+_MOST_ELEMENTS, _LONGEST = 2**31 - 1, 2**14
+_NONE = np.uint64(0)
+
+
+class Tile(NamedTuple):
+    """What a block computes: places times features; its share of what a multiprocessor can do at once."""
+
+    rows: int
+    features: int
+    efficiency: float
+
+    def shared_bytes(self, spatial: int) -> int:
+        """Of a block: steps that are copied ahead, or the sums; and where windows begin."""
+        stages = 3 if self.rows * self.features > 64 * 64 else 4
+        staged = stages * (self.rows + self.features) * _STEP_BYTES
+        return max(staged, self.rows * (self.features + 8) * 4) + self.rows * (16 if spatial == 3 else 8)
+
+    def threads(self, element: int) -> int:
+        """Of a block."""
+        return 256 if element == 0 or self.rows * self.features > 128 * 64 else 128
+
+
+TILES = (Tile(128, 128, 1.0), Tile(128, 64, 0.85), Tile(64, 128, 0.85), Tile(64, 64, 0.7))
+
+_PRODUCTS = {True: 1024, False: 128}
+"""Products of 16 bits, and of float32, of a multiprocessor in a cycle."""
+_BLOCK_CYCLES, _JOIN_CYCLES, _LEAST_STEP_CYCLES = 2500, 4500, 350
+"""What a block takes beside its steps, what a second launch does, and what a step does at least."""
+_MOST_SPLITS = 32
+
+
+class Plan(NamedTuple):
+    """How a convolution is divided: a tile, and how many parts of how many steps its sums have."""
+
+    tile: Tile
+    splits: int
+    steps: int
+
+
+@lru_cache(4096)
+def plan_of(rows: int, features: int, groups: int, steps: int, is_narrow: bool, multiprocessors: int) -> Plan:
+    """The way that is expected to take the least time.
+
+    Args:
+        rows: places of the result.
+        features: of a group.
+        groups: how many there are.
+        steps: in which all is summed up.
+        is_narrow: of 16 bits.
+        multiprocessors: of the device.
+    """
+    found: list[tuple[float, Plan]] = []
+    for tile in TILES:
+        blocks = -(-rows // tile.rows) * -(-features // tile.features) * groups
+        products = tile.rows * tile.features * (64 if is_narrow else 32)
+        cycles = max(_LEAST_STEP_CYCLES, products / (_PRODUCTS[is_narrow] * tile.efficiency))
+        for wanted in range(1, min(_MOST_SPLITS, steps) + 1):
+            each = -(-steps // wanted)
+            splits = -(-steps // each)
+            waves = -(-blocks * splits // multiprocessors)
+            join = 0 if splits == 1 else _JOIN_CYCLES + rows * features * groups * splits / (multiprocessors * 8)
+            found.append((waves * (_BLOCK_CYCLES + each * cycles) + join, Plan(tile, splits, each)))
+    return min(found)[1]
+
+
+class _Call(NamedTuple):
+    """One convolution, all of whose arrays lie in order."""
+
+    gpu: Gpu
+    x: Array
+    weight: Array
+    y: Array
+    group: int
+    windows: Windows
+    following: list[Any]
+
+    @property
+    def element(self) -> int:
+        """As the sources number it."""
+        return ELEMENTS[self.x.dtype]
+
+    @property
+    def depth(self) -> int:
+        """Channels of a group."""
+        return int(self.weight.shape[-1])
+
+    def is_whole(self, features: int) -> bool:
+        """Whether so many features are whole chunks of 16 bytes of the result and what is added to it."""
+        arrays = [self.y, *(x for x in self.following[:2] if x is not _NONE)]
+        return features * self.x.itemsize % _CHUNK_BYTES == 0 and _are_aligned(self.gpu, arrays, _CHUNK_BYTES)
+
+    def geometry(self) -> list[Any]:
+        """As the launches take it."""
+        return [np.int32(number) for number in geometry(self.x.shape[1:-1], self.windows)]
+
+    def copied(self) -> int:
+        """How many elements can be copied to shared memory at once; 0 where not even 4 bytes can."""
+        itemsize = self.x.itemsize
+        for count in (16 // itemsize, 8 // itemsize, 4 // itemsize):
+            if self.depth % count == 0 and _are_aligned(self.gpu, [self.x, self.weight], count * itemsize):
+                return int(count)
+        return 0
+
+
+@cuda_kernel("ConvChannelsLast", since=1, domain="irpar")
+def conv_channels_last(
+    gpu: Gpu,
+    x: Array,
+    weight: Array,
+    bias: Array | None = None,
+    residual: Array | None = None,
+    *,
+    activation: str = "",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    max: float = math.inf,
+    min: float = -math.inf,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+    out: Array | None = None,
+    kept: Kept | None = None,
+) -> Array | None:
+    """activation(convolution + bias + residual), of up to three spatial dims."""
+    given = [x, weight, *(each for each in (bias, residual) if each is not None)]
+    if ELEMENTS.get(x.dtype, 3) == 3 or any(each.dtype != x.dtype for each in given) or activation not in ACTIVATIONS:
+        return None
+    try:
+        windows = windows_of(x.shape, weight.shape, group, kernel_shape, strides, dilations, pads)
+        shape = (len(x), *windows.counts, len(weight))
+        check_addends(bias, residual, shape)
+    except ValueError:
+        return None
+    if not _is_fit(x, weight, shape, windows):
+        return None
+    y = contiguous_result(out, shape, x.dtype, gpu)
+    x, weight = in_order(gpu, x), in_order(gpu, weight)
+    addends = [_NONE if each is None else in_order(gpu, each) for each in (bias, residual)]
+    following = [*addends, np.int32(_NUMBERS[activation]), np.float32(min), np.float32(max)]
+    call = _Call(gpu, x, weight, y, group, windows, following)
+    if _is_plain(call) and _multiply(call, bias, residual):
+        return y
+    if group == 1:
+        _convolve(_with_even_channels(call, kept or Kept()))
+    elif call.depth >= 8 and call.copied():
+        _convolve(call)
+    else:
+        _convolve_groups(call)
+    return y
+
+
+def _is_fit(x: Array, weight: Array, shape: Ints, windows: Windows) -> bool:
+    """Whether sizes are such as the kernels count them."""
+    reaches = [(k - 1) * d + 1 for k, d in zip(windows.kernel, windows.dilations, strict=True)]
+    far = [*x.shape[1:-1], *reaches, *(abs(before) for before, _ in windows.pads)]
+    elements = (math.prod(x.shape), math.prod(weight.shape), math.prod(shape))
+    return x.ndim - 2 <= MOST_SPATIAL_DIMS and all(elements) and max(elements) <= _MOST_ELEMENTS and max(far) < _LONGEST
+
+
+def _are_aligned(gpu: Gpu, arrays: list[Array], nbytes: int) -> bool:
+    return not any(gpu.address(x) % nbytes for x in arrays)
+
+
+def _is_plain(call: _Call) -> bool:
+    """Whether windows are single places, one after the other: the convolution is a product of matrices."""
+    windows = call.windows
+    return {*windows.kernel, *windows.strides, call.group} == {1} and not any(map(any, windows.pads))
+
+
+def _multiply(call: _Call, bias: Array | None, residual: Array | None) -> bool:
+    """Write the convolution as a product; False where what follows would need a pass of its own, in 16 bits."""
+    is_activated = bool(call.following[2])
+    if is_activated and call.x.itemsize == 2:
+        return False
+    rows, y = (x.reshape(-1, x.shape[-1]) for x in (call.x, call.y))
+    matrix = call.weight.reshape(len(call.weight), call.depth).T
+    found = fused_matmul(
+        call.gpu.module, rows, matrix, bias, None if residual is None else residual.reshape(y.shape), out=y
+    )
+    if found is not y:
+        y[...] = found
+    if is_activated:
+        _join(call, call.y, 1, [_NONE, _NONE, *call.following[2:]])
+    return True
+
+
+def _with_even_channels(call: _Call, kept: Kept) -> _Call:
+    """The call, with channels of zeros where single elements would be copied."""
+    if call.copied():
+        return call
+    padded = {1: 2, 2: 2, 3: 4}.get(call.depth, -(-call.depth // 8) * 8)
+
+    def make(x: Array) -> Array:
+        made = call.gpu.empty((*x.shape[:-1], padded), x.dtype)
+        numbers = np.int64(math.prod(x.shape[:-1])), np.int32(x.shape[-1]), np.int32(padded)
+        blocks = min(-(-math.prod(made.shape) // _THREADS), 32 * call.gpu.multiprocessors)
+        call.gpu.launch(_direct(call.element), "pad_channels", blocks, _THREADS, (x, made, *numbers))
+        return made
+
+    weight = kept.of(WEIGHT, "padded", lambda: make(call.weight))
+    return call._replace(x=make(call.x), weight=weight)
+
+
+def _convolve(call: _Call) -> None:
+    """Write a convolution by products of tiles."""
+    gpu, total = call.gpu, len(call.weight)
+    rows, features, itemsize = math.prod(call.y.shape[:-1]), total // call.group, call.x.itemsize
+    steps = -(-math.prod(call.weight.shape[1:]) * itemsize // _STEP_BYTES)
+    plan = plan_of(rows, features, call.group, steps, itemsize == 2, gpu.multiprocessors)
+    spatial = max(2, call.x.ndim - 2)
+    parts = gpu.empty((plan.splits, rows, total), np.dtype(np.float32)) if plan.splits > 1 else _NONE
+    blocks = -(-rows // plan.tile.rows) * -(-features // plan.tile.features) * call.group
+    is_whole = call.is_whole(features)
+    sizes = [np.int32(size) for size in (rows, call.x.shape[-1], call.depth, features, total, plan.steps, is_whole)]
+    arguments = (call.x, call.weight, call.y, parts, *call.following, *sizes, *call.geometry())
+    program = _tiles(call.element, plan.tile, call.copied(), spatial)
+    threads, shared = plan.tile.threads(call.element), plan.tile.shared_bytes(spatial)
+    gpu.launch(program, "convolve", (blocks, plan.splits), threads, arguments, shared)
+    if plan.splits > 1:
+        _join(call, parts, plan.splits, call.following)
+
+
+def _join(call: _Call, parts: Array, splits: int, following: list[Any]) -> None:
+    """Write the sums of parts and what follows on them; the one part may be the result."""
+    count, total = math.prod(call.y.shape), call.y.shape[-1]
+    is_whole = call.is_whole(total)
+    each = _CHUNK_BYTES // call.x.itemsize if is_whole else 1
+    numbers = np.int64(count), np.int32(total), np.int32(splits), np.int32(is_whole)
+    blocks = -(-count // (each * _THREADS))
+    call.gpu.launch(_direct(call.element), "join", blocks, _THREADS, (parts, call.y, *following, *numbers))
+
+
+def _convolve_groups(call: _Call) -> None:
+    """Write a convolution of small groups."""
+    gpu, channels, total = call.gpu, call.x.shape[-1], len(call.weight)
+    images, width = np.int32(len(call.x)), _CHUNK_BYTES // call.x.itemsize
+    window, lines = math.prod(call.windows.kernel), math.prod(call.y.shape[:-2])
+    lanes = min(channels // width, _MOST_LANES, STATIC_SHARED_BYTES // (window * width * 4))
+    arguments = (call.x, call.weight, call.y, *call.following, images, np.int32(channels))
+    is_whole = call.is_whole(channels) and _are_aligned(gpu, [call.x], _CHUNK_BYTES)
+    if call.depth == 1 and total == channels and lanes and is_whole:
+        strips = lines * -(-call.y.shape[-2] // _STRIP)
+        grid = -(-strips // (_THREADS // lanes)), -(-channels // (lanes * width))
+        shared = window * lanes * width * 4
+        numbers = (np.int32(lanes), *call.geometry())
+        gpu.launch(_direct(call.element), "depthwise", grid, _THREADS, (*arguments, *numbers), shared)
+        return
+    numbers = (np.int32(call.depth), np.int32(total // call.group), np.int32(total), *call.geometry())
+    blocks = min(-(-math.prod(call.y.shape) // _THREADS), 64 * gpu.multiprocessors)
+    gpu.launch(_direct(call.element), "grouped", blocks, _THREADS, (*arguments, *numbers))
+
+
+def _tiles(element: int, tile: Tile, copied: int, spatial: int) -> Program:
+    sizes: dict[str, Any] = {"ROWS": tile.rows, "FEATURES": tile.features, "COPIED": copied, "SPATIAL": spatial}
+    return Program.file("convolution_tiles.cu", ELEMENT=element, **sizes)
+
+
+def _direct(element: int) -> Program:
+    return Program.file("convolution_direct.cu", ELEMENT=element)
+
+
+def all_programs() -> Iterator[Program]:
+    """Programs that are launched here, each kind of element, tile and copy once at least."""
+    for element in (0, 1, 2):
+        yield _direct(element)
+    for tile in TILES:
+        yield _tiles(0, tile, 4, 2)
+        yield _tiles(1, tile, 8, 2)
+    yield _tiles(2, TILES[1], 8, 2)
+    yield _tiles(1, TILES[3], 4, 3)
+    yield _tiles(0, TILES[3], 1, 2)
