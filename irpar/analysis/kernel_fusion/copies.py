@@ -1,9 +1,11 @@
-"""What a kernel computes again rather than read: a few elementwise steps of what it reads anyway.
+"""What a kernel computes again rather than read: a few elementwise steps of what it reads anyway, or of fewer bytes.
 
 forward: h = Mul(x, 0.5); t = Tanh(x) ...; backward reads x, h and t     both are made of x: no kernel writes them
+forward: w = Cast(v); backward reads w                                   backward reads v, which is half of it
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from irpar.ir import Node, Value
 
@@ -14,32 +16,84 @@ MOST_STEPS = 10
 """Of what takes the place of one operand."""
 
 
+@dataclass
+class _Again:
+    """What makes an operand again.
+
+    Attributes:
+        nodes: of another group.
+        sources: what they read that the group does not.
+    """
+
+    nodes: dict[Node, Lowered] = field(default_factory=dict)
+    sources: dict[Value, None] = field(default_factory=dict)
+
+
 def copy_cheap_steps(groups: Sequence[Group]) -> None:
-    """Let groups compute what others would have to write for them, where they read all that it is made of."""
+    """Let groups compute what others would have to write for them, where that takes fewer bytes to read."""
     owners = {node: group for group in groups for node in group.members}
     for group in groups:
         for value in reversed(group.operands()):
             owner = owners.get(value.node) if value.node is not None else None
-            if owner is None or owner is group or value.shape != group.space:
+            if owner is None or owner is group:
                 continue
             found = _steps_of(value, owner, group)
-            if found:
-                group.copy(found)
+            if found is not None and group.copy(found.nodes):
+                group.stretch.read_again.update(found.sources)
 
 
-def _steps_of(value: Value, owner: Group, group: Group) -> dict[Node, Lowered]:
-    """The nodes of one group that make a value of what another reads beside it; empty where it is more than that."""
+def _steps_of(value: Value, owner: Group, group: Group) -> _Again | None:
+    """What makes a value for a group of what it or its owner reads, or its owner writes; None where it is too much."""
     known = {*group.operands()} - {value}
-    found: dict[Node, Lowered] = {}
+    written = {*owner.results()} - {value}
+    found = _Again()
     waiting = [value]
     while waiting:
         node = waiting.pop().node
-        if node is None or node not in owner.members:
-            return {}
-        if node in found or node in group.copied:
+        assert node is not None
+        if node in found.nodes or node in group.copied:
             continue
-        one = found[node] = owner.members[node]
-        if one.reduced or one.space != group.space:
-            return {}
-        waiting += [read for read in one.values() if read not in known]
-    return found if sum(len(one.steps) for one in found.values()) <= MOST_STEPS else {}
+        one = found.nodes[node] = owner.members[node]
+        if not _is_cheap(one, value, group):
+            return None
+        for read in one.values():
+            if read.node in owner.members and read not in written | known:
+                waiting.append(read)
+            elif read not in known:
+                found.sources[read] = None
+    steps = sum(len(one.steps) for one in found.nodes.values())
+    is_less = sum(source.tensor_type.nbytes for source in found.sources) < value.tensor_type.nbytes
+    return found if is_less and steps <= MOST_STEPS and all(_stays(source, group) for source in found.sources) else None
+
+
+def _is_cheap(one: Lowered, value: Value, group: Group) -> bool:
+    """Whether a node is worth being computed again for a value.
+
+    What a group repeats along other dims it computes so often too: no more than a Cast is worth that.
+    """
+    is_repeated = value.shape != group.space
+    return not one.reduced and one.space == value.shape and (not is_repeated or one.node.op_type == "Cast")
+
+
+def _stays(value: Value, group: Group) -> bool:
+    """Whether a value is there yet where a group is computed: a state until what is written over it, which follows."""
+    stretch = group.stretch
+    writers = [made.node for made, state in stretch.over.items() if state is value]
+    return all(writer is None or _follows(writer, group) for writer in writers)
+
+
+def _follows(node: Node, group: Group) -> bool:
+    """Whether a node must come after a group."""
+    places, before = group.stretch.places, group.stretch.before
+    if node not in places:
+        return True
+    least = min(map(places.__getitem__, group.members))
+    seen, waiting = {node}, [node]
+    while waiting:
+        for producer in before[waiting.pop()]:
+            if producer in group.members:
+                return True
+            if producer not in seen and places[producer] > least:
+                seen.add(producer)
+                waiting.append(producer)
+    return False

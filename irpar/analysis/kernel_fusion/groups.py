@@ -42,6 +42,7 @@ class Stretch:
         taken: nodes that join no group.
         copies: for a node the nodes that its group computes too.
         passed: for a node the operands that its group does without.
+        read_again: what groups read of what others compute, beside what their nodes read.
     """
 
     nodes: Sequence[Node]
@@ -50,6 +51,7 @@ class Stretch:
     taken: Set[Node] = frozenset()
     copies: dict[Node, set[Node]] = field(default_factory=dict)
     passed: dict[Node, set[Value]] = field(default_factory=dict)
+    read_again: set[Value] = field(default_factory=set)
 
     @cached_property
     def places(self) -> dict[Node, int]:
@@ -83,7 +85,8 @@ class Stretch:
             group = group_of.get(node)
             if group is None:
                 uses = [use for value in node.results for use in value.uses]
-                is_read = not uses or not self.kept.isdisjoint(node.results) or any(map(self._is_use, uses))
+                is_kept = not self.kept.isdisjoint(node.results) or not self.read_again.isdisjoint(node.results)
+                is_read = not uses or is_kept or any(map(self._is_use, uses))
             else:
                 is_read = node is not group.last or bool(group.results())
             if not is_read:
@@ -131,14 +134,15 @@ class Group:
         self.reduced = reduced
         self.copied: dict[Node, Lowered] = {}
 
-    def copy(self, nodes: Mapping[Node, Lowered]) -> None:
+    def copy(self, nodes: Mapping[Node, Lowered]) -> bool:
         """Compute nodes of another group too, if there is room."""
         before, self.copied = self.copied, {**self.copied, **nodes}
         if not self.fits():
             self.copied = before
-            return
+            return False
         for node in self.members:
             self.stretch.copies.setdefault(node, set()).update(nodes)
+        return True
 
     def computed(self) -> dict[Node, Lowered]:
         """All nodes that it computes, in order of the graph."""
@@ -183,7 +187,8 @@ class Group:
     def results(self) -> tuple[Value, ...]:
         """What others read of them."""
         made = (value for one in self.members.values() for value in one.results)
-        return tuple(value for value in made if value in self.stretch.kept or any(map(self._gives, value.uses)))
+        needed = self.stretch.kept | self.stretch.read_again
+        return tuple(value for value in made if value in needed or any(map(self._gives, value.uses)))
 
     def _gives(self, use: Use) -> bool:
         """Whether a use of a result is one by another node."""

@@ -99,7 +99,8 @@ def _is_product(value: Value, group: Group) -> bool:
     node, stretch = value.node, group.stretch
     if node is None or node.identity != ("", "MatMul") or node not in stretch.places or node in stretch.taken:
         return False
-    if value.dtype not in _NEAR or value in stretch.kept or any(user not in group.members for user in value.users):
+    is_read = value in stretch.kept or value in stretch.read_again
+    if value.dtype not in _NEAR or is_read or any(user not in group.members for user in value.users):
         return False
     first = next(iter(group.members))
     is_alike = (node.phase, node.stage, node.place) == (first.phase, first.stage, first.place)
