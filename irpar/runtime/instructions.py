@@ -21,10 +21,11 @@ class Segment:
         index: its number in the program.
         graph: the local graph that the nodes belong to.
         nodes: in the order of the graph.
-        inputs: values from outside that are not constants.
+        inputs: values from outside that are not constants: those that are read, then state that is only written over.
         constants: constants of the graph that the nodes read.
         outputs: results that something outside reads.
         over: the results that can be written over a state that they replace, and that state, one of the inputs.
+        steady: the inputs that are state which this segment or another one of the program writes over.
     """
 
     index: int
@@ -34,6 +35,7 @@ class Segment:
     constants: tuple[Value, ...]
     outputs: tuple[Value, ...]
     over: Mapping[Value, Value] = field(default_factory=dict)
+    steady: frozenset[Value] = frozenset()
 
     @property
     def label(self) -> str:

@@ -199,11 +199,12 @@ def _segment(
 ) -> Segment:
     made = {value for node in nodes for value in node.results}
     outside = dict.fromkeys(value for node in nodes for value in reads[node] if value not in made)
-    inputs = tuple(value for value in outside if not value.is_constant)
+    inside = {value: over[value] for node in nodes for value in node.results if value in over}
+    inputs = tuple(dict.fromkeys((*(value for value in outside if not value.is_constant), *inside.values())))
     constants = tuple(value for value in outside if value.is_constant)
     outputs = tuple(value for node in nodes for value in node.results if value in wanted)
-    inside = {value: over[value] for node in nodes for value in node.results if value in over}
-    return Segment(index, graph, tuple(nodes), inputs, constants, outputs, inside)
+    steady = frozenset(over.values()).intersection(inputs)
+    return Segment(index, graph, tuple(nodes), inputs, constants, outputs, inside, steady)
 
 
 def _with_frees(graph: Graph, instructions: Sequence[Instruction], outputs: Sequence[Value]) -> tuple[Instruction, ...]:

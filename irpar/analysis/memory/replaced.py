@@ -1,16 +1,17 @@
 """What becomes of the state before a training step: let go once the loss is known, or written over."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from irpar.analysis.engines import writes_out
 from irpar.ir import DType, Graph, Node, Value, captured_or_read, tensor_type
 from irpar.ir.state import LOSS
-from irpar.ops import holds_collectives, traits
+from irpar.ops import traits
 from irpar.ops.updates import is_for_plans
 
 _WRITTEN = (DType.F32, DType.F64)
-"""Of smaller floats kernels compute wider ones; and what is counted is small."""
+"""Of smaller floats kernels compute wider ones, but for Cast; and what is counted is small."""
+_NARROWED = (DType.F16, DType.BF16)
 
 
 def update_of(graph: Graph) -> Node | None:
@@ -50,20 +51,19 @@ def written_over(graph: Graph, kept: Sequence[Value] = ()) -> dict[Value, Value]
 
     w' = Sub(w, change): f32[8, 8]      over w, if neither w nor what may be a view of it is read later
 
-    The node that makes such a result writes into memory that it is given, the state is read in the same stretch of
-    compute (so that whoever runs it has the memory), and nothing that outlives the run is a view of either.
+    The node that makes such a result writes into memory that it is given, whether it reads the state or not, and
+    nothing that outlives the run is a view of either.
 
     Args:
         graph: it, in global or local view.
         kept: values that are to outlive a run besides its results.
     """
-    first = update_of(graph)
-    if first is None:
+    if update_of(graph) is None:
         return {}
     candidates = {new: old for old, new in let_go(graph, kept).items() if _can_write(new, old)}
     if not candidates:
         return {}
-    reads = _Reads(graph, first, {*candidates, *candidates.values()})
+    reads = _Reads(graph, {*candidates, *candidates.values()})
     reads.keep(graph.outputs)
     reads.keep(kept)
     return {new: old for new, old in candidates.items() if reads.allow(new, old)}
@@ -79,7 +79,8 @@ def _can_write(new: Value, old: Value) -> bool:
         or sum(user.is_return for user, _ in new.uses) > 1
     ):
         return False
-    if type_ is None or new.type != type_ or not type_.is_static or type_.dtype not in _WRITTEN:
+    written = _NARROWED + _WRITTEN if (node.domain, node.op_type) == ("", "Cast") else _WRITTEN
+    if type_ is None or new.type != type_ or not type_.is_static or type_.dtype not in written:
         return False
     is_written_over = traits(node).is_elementwise and writes_out(node)
     return is_written_over or (is_for_plans(node) and old in node.inputs)
@@ -92,12 +93,10 @@ class _Read:
     Attributes:
         last: place of the last reader of it or of what may be a view of it.
         last_view: of the last reader of what may be a view of it.
-        stretches: numbers of the stretches of compute in which it is read itself.
     """
 
     last: int = -1
     last_view: int = -1
-    stretches: set[int] = field(default_factory=set)
 
 
 class _Reads:
@@ -105,34 +104,27 @@ class _Reads:
 
     Args:
         graph: it.
-        first: of the update; a stretch of compute begins there.
         watched: those values.
     """
 
-    def __init__(self, graph: Graph, first: Node, watched: set[Value]) -> None:
+    def __init__(self, graph: Graph, watched: set[Value]) -> None:
         self._reads = {value: _Read() for value in watched}
         self._views: dict[Value, tuple[Value, ...]] = {value: (value,) for value in watched}
         """Values, and of which watched ones they may be views."""
         self._kept: set[Value] = set()
-        self._made: dict[Value, tuple[int, int]] = {}
-        stretch, after = 0, False
+        self._made: dict[Value, int] = {}
         for place, node in enumerate(graph):
-            talks = holds_collectives(node)
-            stretch += talks or after or node is first
-            after = talks
-            self._read(node, place, stretch)
-            self._made.update((value, (place, stretch)) for value in node.results if value in watched)
+            self._read(node, place)
+            self._made.update((value, place) for value in node.results if value in watched)
 
-    def _read(self, node: Node, place: int, stretch: int) -> None:
+    def _read(self, node: Node, place: int) -> None:
         seen: dict[Value, None] = {}
         for value in captured_or_read(node):
             for source in self._views.get(value, ()):
                 seen[source] = None
                 read = self._reads[source]
                 read.last = place
-                if source is value:
-                    read.stretches.add(stretch)
-                else:
+                if source is not value:
                     read.last_view = place
         if seen and not writes_out(node):  # What gives no array that is surely new is taken for a view.
             for value in node.results:
@@ -147,10 +139,8 @@ class _Reads:
 
     def allow(self, new: Value, old: Value) -> bool:
         """Whether a result may be written over a state."""
-        place, stretch = self._made[new]
-        read = self._reads[old]
-        is_free = read.last <= place and read.last_view < place and self._kept.isdisjoint((new, old))
-        return is_free and stretch in read.stretches
+        place, read = self._made[new], self._reads[old]
+        return read.last <= place and read.last_view < place and self._kept.isdisjoint((new, old))
 
 
 def _may_share(value: Value, source: Value) -> bool:

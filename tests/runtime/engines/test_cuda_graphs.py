@@ -621,6 +621,13 @@ def test_a_branch_that_the_device_decides_splits(launches: Callable[[], int]) ->
     )
 
 
+def lies(executor: Executor) -> dict[str, int]:
+    """Where what is trained lies on rank 0, and what the optimizer keeps of it."""
+    kinds = {state.spec.name: state.kind for state in executor.states}
+    held = executor._held._held[1][0]
+    return {name: block.data.ptr for name, block in held.items() if kinds[name] in ("parameter", "master", "moment")}
+
+
 @pytest.mark.parametrize(
     ("optimizer", "options"),
     [
@@ -643,11 +650,13 @@ def test_training_replays_with_state_where_it_lies(
     assert facts is not None
     with Executor(partition.module, mesh, engine="cupy", group=DeviceGroup(mesh)) as executor:
         trainer = Trainer(executor, facts)
-        captures = []
+        captures, places = [], []
         for number in range(6):
             assert trainer.step(batch(number)) == losses[number]
             captures.append(launches())
+            places.append(lies(executor))
         same(trainer.read_all(), expected)
+        assert places[0] == places[-1]
         assert captures[-1] > 0
         assert len({*captures[3:]}) == 1
         state = trainer.read_all()

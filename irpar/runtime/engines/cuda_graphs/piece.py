@@ -279,7 +279,7 @@ class Piece:
         replaced = {value: state for value, state in states.items() if self._arrays.is_own(state)}
         into = {**environment.into, **self._room_for_results(environment.into, replaced.keys())}
         environment.into = with_states(into, (one.node for one in self.stretch.instructions), replaced)
-        recording = self._record(environment, arena, lane)
+        recording = self._record(environment, replaced, arena, lane)
         made = [(self._slots[value], environment[value]) for value in self.stretch.makes]
         places = {_place(array): self._slots[value] for value, array in zip(self._bound, bound, strict=True)}
         echoes = [(slot, places[_place(array)]) for slot, array in made if _place(array) in places]
@@ -291,7 +291,9 @@ class Piece:
         self._keep(key, graph, arena)
         return graph
 
-    def _record(self, environment: Environment, arena: Arena | None, lane: RankStream) -> Recording:
+    def _record(
+        self, environment: Environment, replaced: Mapping[Value, Any], arena: Arena | None, lane: RankStream
+    ) -> Recording:
         """Capture the nodes; what they make that outlives a replay is brought to where it may stay."""
         stays = {id(memory_of(array)) for array in environment.values() if not isinstance(array, Held)}
         stays |= {id(memory_of(array)) for array in _flat(environment.into.values())}
@@ -304,6 +306,7 @@ class Piece:
                     node = one.node
                     one.run(environment)
                 node = None
+                bring_to_states(environment, replaced)
                 for value in self.stretch.makes:
                     if isinstance(environment[value], Held):
                         environment[value].host.flags.writeable = False  # All replays give it.
@@ -377,6 +380,17 @@ def _terms(node: Node) -> int:
 
 def _nothing() -> None:
     """What a reference to nothing gives."""
+
+
+def bring_to_states(environment: Environment, states: Mapping[Value, Any]) -> None:
+    """Let results lie where the states do that they replace, also those of nodes that write no given array."""
+    for value, state in states.items():
+        made = environment[value]
+        if isinstance(made, Held) or _place(made) == _place(state):
+            continue
+        if (made.shape, made.dtype) == (state.shape, state.dtype):
+            state[...] = made
+            environment[value] = state
 
 
 def memory_of(array: Any) -> Any:

@@ -16,7 +16,7 @@ from irpar.runtime.engines.operation import Environment
 from irpar.runtime.instructions import Segment
 
 from .graph import CapturedGraph, Exit
-from .piece import CaptureError, Key, Origins, Piece, memory_of
+from .piece import CaptureError, Key, Origins, Piece, bring_to_states, memory_of
 from .stretches import Stretch, following, reasons_apart, stretches
 
 SMALL_STATE_BYTES = 4096
@@ -165,7 +165,7 @@ class Runner:
         """All nodes, as stretches and pieces."""
         program = self._program
         apart = program.apart if self._captures else {*program.segment.nodes}
-        found = stretches(program.body.instructions, apart, program.on_host)
+        found = stretches(program.body.instructions, apart, program.on_host, program.segment.over)
         return self._pieces(found, was_run=False, is_all=len(found) == 1)
 
     def _pieces(self, found: Sequence[Stretch], was_run: bool, is_all: bool) -> list[Piece | Stretch]:
@@ -203,9 +203,8 @@ class Runner:
         program, segment = self._program, self._program.segment
         if not self._keep_on_device:
             return set()
-        over = {*segment.over.values()}
         states = {value for value in segment.inputs if value in segment.graph.states}
-        states = {value for value in states if value in over or value.tensor_type.nbytes > SMALL_STATE_BYTES}
+        states = {value for value in states if value in segment.steady or value.tensor_type.nbytes > SMALL_STATE_BYTES}
         computed = {value for value in segment.inputs if value.node is not None and is_compute(value.node)}
         given = {value for value in segment.inputs if value.node is None and value not in segment.graph.states}
         large = {value for value in given if value.is_static and value.tensor_type.nbytes >= LARGE_INPUT_BYTES}
@@ -220,12 +219,14 @@ class Runner:
             environment[value] = held[slot]
         for value in stretch.frees:
             held[self._slots[value]] = None
+        own: dict[Value, Any] = {}
         if writes_over:
             states = {value: environment[state] for value, state in self._over(stretch).items()}
             own = {value: state for value, state in states.items() if self._arrays.is_own(state)}
             environment.into = with_states(environment.into, (one.node for one in stretch.instructions), own)
-            del states, own
+            del states
         run(stretch.instructions, environment, self._arrays)
+        bring_to_states(environment, own)
         for value in stretch.makes:
             held[self._slots[value]] = environment[value]
 
@@ -234,10 +235,10 @@ class Runner:
         return Environment(self._program.constants, into)
 
     def _over(self, stretch: Stretch) -> dict[Value, Value]:
-        """The results of a stretch that may be written over a state that it reads."""
-        over, reads = self._program.segment.over, {*stretch.reads}
+        """The results of a stretch that may be written over a state, and that state."""
+        over = self._program.segment.over
         made = (value for one in stretch.instructions for value in one.results)
-        return {value: over[value] for value in made if value in over and over[value] in reads}
+        return {value: over[value] for value in made if value in over}
 
     # -- pieces ---------------------------------------------------------------------------------------------------
 
@@ -312,7 +313,8 @@ class Runner:
     def _split(self, piece: Piece) -> bool:
         """Cut a piece where nodes have been set apart since."""
         place = self._steps.index(piece)
-        found = stretches(piece.stretch.instructions, self._program.apart, self._program.on_host)
+        program = self._program
+        found = stretches(piece.stretch.instructions, program.apart, program.on_host, program.segment.over)
         self._steps[place : place + 1] = self._pieces(found, was_run=True, is_all=False)
         return False
 

@@ -21,7 +21,7 @@ class Stretch:
     Attributes:
         instructions: the nodes, ready to run.
         is_captured: whether a CUDA graph may hold them.
-        reads: values from before that they read, but for constants.
+        reads: values from before that they read or write over, but for constants.
         makes: their results that something later reads.
         frees: what of `reads` nothing later reads.
     """
@@ -34,7 +34,10 @@ class Stretch:
 
 
 def stretches(
-    instructions: Iterable[Instruction], apart: Collection[Node], on_host: Collection[Value]
+    instructions: Iterable[Instruction],
+    apart: Collection[Node],
+    on_host: Collection[Value],
+    over: Mapping[Value, Value],
 ) -> tuple[Stretch, ...]:
     """A segment's nodes, cut where one of `apart` is; what lies in between is captured if that is worth it.
 
@@ -42,6 +45,7 @@ def stretches(
         instructions: the nodes.
         apart: nodes that no CUDA graph can hold.
         on_host: values that lie on the host.
+        over: results that are written over a state, and that state.
     """
     alternating = [tuple(found) for _, found in groupby(instructions, lambda one: one.node in apart)]
     runs = [(found, found[0].node not in apart and _launches(found, on_host) >= LEAST_NODES) for found in alternating]
@@ -49,7 +53,7 @@ def stretches(
         (tuple(one for found, _ in same for one in found), is_captured)
         for is_captured, same in groupby(runs, lambda run: run[1])
     ]
-    return tuple(_stretch(found, is_captured) for found, is_captured in joined)
+    return tuple(_stretch(found, is_captured, over) for found, is_captured in joined)
 
 
 def reasons_apart(instructions: Iterable[Instruction], on_host: Collection[Value]) -> dict[Node, str]:
@@ -79,12 +83,13 @@ def _launches(instructions: Sequence[Instruction], on_host: Collection[Value]) -
     return sum(any(result not in on_host for result in one.results) for one in instructions)
 
 
-def _stretch(instructions: tuple[Instruction, ...], is_captured: bool) -> Stretch:
+def _stretch(instructions: tuple[Instruction, ...], is_captured: bool, over: Mapping[Value, Value]) -> Stretch:
     made: dict[Value, None] = {}
     reads: dict[Value, None] = {}
     for one in instructions:
         from_before = (value for value in captured_or_read(one.node) if not value.is_constant and value not in made)
         reads |= dict.fromkeys(from_before)
+        reads |= dict.fromkeys(over[value] for value in one.results if value in over)
         made |= dict.fromkeys(one.results)
     freed = {value for one in instructions for value in one.frees}
     return Stretch(
