@@ -341,8 +341,7 @@ def _float_program(gpu: Gpu, of: Sizes, defines: dict[str, Any]) -> tuple[Progra
 
 # -- few queries ----------------------------------------------------------------------------------------------------
 
-_WARPS = 4
-_BLOCKS_OF_A_MULTIPROCESSOR = 4
+_AHEAD, _COUNT = 2, 2
 
 
 def _decode(
@@ -358,13 +357,14 @@ def _decode(
     """Over ranges of keys, which are joined then; what is read of the cache is written to the present."""
     total = of.group * of.queries
     rows = min(1 << (total - 1).bit_length(), 8)
-    program = Program.file("attention_decode.cu", **call.defines(q.dtype, of), ROWS=rows)
-    width = 16 // q.dtype.itemsize
-    lanes = min(32, 1 << (max(of.head, of.value_head) // width - 1).bit_length())
-    least = _WARPS * 32 // lanes * (4 if rows <= 2 else 2)  # keys that a block reads at once
+    chunks = [-(-size * q.dtype.itemsize // 16) for size in (of.head, of.value_head)]
+    lanes = min(32, 1 << (max(chunks) - 1).bit_length())
+    shared = 16 * 32 * _AHEAD * _COUNT * sum(-(-count // lanes) for count in chunks)  # of a warp
+    shared = max(shared, 4 * rows * (2 + of.value_head))
+    warps = 8 if rows > 4 or 16 * shared > gpu.shared_bytes else 16  # Eight rows take the registers of two blocks.
     blocks = of.batch * of.key_heads * -(-total // rows)
-    wanted = max(1, _BLOCKS_OF_A_MULTIPROCESSOR * gpu.multiprocessors // blocks)
-    keys = max(-(-of.keys // (least * wanted)), 2) * least  # of a range
+    wanted = max(1, gpu.multiprocessors // blocks)
+    keys = max(-(-of.keys // wanted), warps * 32 // lanes)  # of a range; no fewer than a block reads at once
     splits = -(-of.keys // keys)
 
     q = aligned(gpu, q)
@@ -373,21 +373,17 @@ def _decode(
     present = list(presents) or [np.uint64(0)] * 2
     parts = states = y
     if splits > 1:
-        parts = gpu.empty((of.batch * of.heads * of.queries * splits * of.value_head,), np.dtype(np.float32))
-        states = gpu.empty((of.batch * of.heads * of.queries * splits * 2,), np.dtype(np.float32))
+        parts = gpu.empty((blocks * splits * rows * of.value_head,), np.dtype(np.float32))
+        states = gpu.empty((blocks * splits * rows * 2,), np.dtype(np.float32))
     pointers = [q, old[0], new[0], present[0], old[1], new[1], present[1]]
-    pointers += [*pointers_of(call.mask, call.valid), y, parts, states]
+    pointers += [*pointers_of(call.mask, call.valid), y, parts, states, gpu.counters()]
     counts = [np.int32(n) for n in (of.heads, of.group, of.queries, of.past, of.keys, of.seen, keys)]
     strides = [stride for x in (q, old[0], new[0], old[1], new[1]) for stride in strides_of(x)[:3]]
     rest = [*call.numbers(), *strides, *call.strides(), *strides_of(y)[:3]]
     grid = (splits, of.key_heads * -(-total // rows), of.batch)
-    shared = 4 * _WARPS * rows * (2 + of.value_head)
-    gpu.launch(program, "decode", grid, _WARPS * 32, [*pointers, *counts, *rest], shared)
-    if splits > 1:
-        arguments = [parts, states, y, np.int32(splits), *strides_of(y)[:3]]
-        columns = -(-of.value_head // 32) * 32
-        threads = 512 // columns * columns
-        gpu.launch(program, "combine", (of.queries, of.heads, of.batch), threads, arguments, 4 * threads)
+    program = Program.file("attention_decode.cu", **call.defines(q.dtype, of), ROWS=rows, WARPS=warps)
+    shared_bytes = max(warps * shared, 4 * (4 + splits * rows * 2))
+    gpu.launch(program, "decode", grid, warps * 32, [*pointers, *counts, *rest], shared_bytes)
 
 
 def all_programs() -> Iterator[Program]:
@@ -401,5 +397,5 @@ def all_programs() -> Iterator[Program]:
         yield Program.file("attention_f32.cu", ELEMENT=0, MASK=mask, SHAPED=int(mask > 0), **sizes)
     for element, rows, head in ((0, 1, 128), (1, 4, 128), (2, 8, 64)):
         yield Program.file(
-            "attention_decode.cu", ELEMENT=element, HEAD=head, VALUE_HEAD=head, MASK=0, SHAPED=0, ROWS=rows
+            "attention_decode.cu", ELEMENT=element, HEAD=head, VALUE_HEAD=head, MASK=0, SHAPED=0, ROWS=rows, WARPS=8
         )

@@ -1,31 +1,34 @@
 // Attention of few queries: bound by the memory that keys and values are read from, each once.
 //
 // A block computes ROWS queries, of the heads that share a head of keys, over one of several ranges of keys, so that all
-// of the device reads (Flash-Decoding; Dao et al., 2023); `combine` joins the ranges. LANES lanes of a warp hold one key
-// in 16-byte chunks, so that a warp reads SLOTS keys at once, COUNT times before it uses the first. Each such group of
-// lanes updates a softmax of its own; they meet at the end.
+// of the device reads (Flash-Decoding; Dao et al., 2023); the block of them that comes last joins the ranges in their
+// order: `arrived` counts them, and is zero again at the end. LANES lanes of a warp hold one key in 16-byte chunks, so
+// that a warp reads SLOTS keys at once. Chunks are copied to shared memory AHEAD turns of COUNT keys before the lane uses
+// them that asked for them. Each group of lanes updates a softmax of its own; they meet at the end.
 //
 // Keys are a past's and those that follow it. Where a present is asked for, what is read is written there.
 
+#include "ahead.cuh"
 #include "attention.cuh"
 
 #ifndef ROWS
 #define ROWS 1
 #endif
-#ifndef COUNT
-#define COUNT (ROWS > 2 ? 2 : 4)
+#ifndef WARPS
+#define WARPS 16
 #endif
 
-constexpr int WARPS = 4;
 constexpr int THREADS = WARPS * 32;
 constexpr int WIDTH = 16 / sizeof(Element);  // elements of a chunk
+constexpr int COUNT = 2, AHEAD = 2;
 
 constexpr int KEY_CHUNKS = HEAD / WIDTH, VALUE_CHUNKS = VALUE_HEAD / WIDTH;
 constexpr int CHUNKS = KEY_CHUNKS > VALUE_CHUNKS ? KEY_CHUNKS : VALUE_CHUNKS;
 constexpr int LANES = CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : CHUNKS > 2 ? 4 : CHUNKS;
 constexpr int SLOTS = 32 / LANES;
 constexpr int KEY_LOADS = (KEY_CHUNKS + LANES - 1) / LANES, VALUE_LOADS = (VALUE_CHUNKS + LANES - 1) / LANES;
-constexpr int STEP = SLOTS * COUNT;  // keys that a warp reads at once
+constexpr int LOADS = KEY_LOADS + VALUE_LOADS;
+constexpr int STEP = WARPS * SLOTS;  // keys that a block reads at once
 
 __device__ __forceinline__ void spread(float (&to)[WIDTH], uint4 chunk) {
   const unsigned words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
@@ -40,6 +43,7 @@ __device__ __forceinline__ void spread(float (&to)[WIDTH], uint4 chunk) {
   }
 }
 
+template <int SIZE>
 struct Rows {  // of keys or of values of one head
   const Element* past;
   const Element* added;
@@ -47,25 +51,28 @@ struct Rows {  // of keys or of values of one head
   long long past_row, added_row;
   int count;  // of the past
 
-  template <int SIZE>
-  __device__ __forceinline__ uint4 read(int key, int column) const {
-    bool is_past = key < count;
-    const Element* from = is_past ? past + key * past_row : added + (key - count) * added_row;
-    uint4 chunk = *reinterpret_cast<const uint4*>(from + column);
-    if (present != nullptr) *reinterpret_cast<uint4*>(present + static_cast<long long>(key) * SIZE + column) = chunk;
-    return chunk;
+  __device__ __forceinline__ void copy(uint4* to, int key, int chunk, bool is_given) const {
+    const Element* from = key < count ? past + key * past_row : added + (key - count) * added_row;
+    is_given = is_given && chunk < SIZE / WIDTH;
+    copy_once(to, is_given ? from + chunk * WIDTH : added, is_given);
+  }
+
+  __device__ __forceinline__ void keep(uint4 read, int key, int chunk) const {
+    if (present != nullptr && chunk < SIZE / WIDTH)
+      *reinterpret_cast<uint4*>(present + static_cast<long long>(key) * SIZE + chunk * WIDTH) = read;
   }
 };
 
-// Shared memory: for each warp and row the peak and the norm, then the sums.
+// Shared memory: the chunks that are on their way; then, for each warp and row, the peak and the norm, and the sums; at
+// last the peaks and norms of all ranges.
 extern "C" __global__ void __launch_bounds__(THREADS)
     decode(const Element* __restrict__ q, const Element* past_key, const Element* k, Element* present_key,
            const Element* past_value, const Element* v, Element* present_value, const void* __restrict__ mask,
-           const long long* __restrict__ valid, Element* __restrict__ y, float* __restrict__ parts,
-           float* __restrict__ states, int heads, int group, int queries, int past, int keys, int seen, int range,
-           int offset, int left, int right, float scale, float cap, long long q_batch, long long q_head,
-           long long q_row, long long past_key_batch, long long past_key_head, long long past_key_row,
-           long long k_batch, long long k_head, long long k_row, long long past_value_batch, long long past_value_head,
+           const long long* __restrict__ valid, Element* __restrict__ y, float* parts, float* states,
+           unsigned* arrived, int heads, int group, int queries, int past, int keys, int seen, int range, int offset,
+           int left, int right, float scale, float cap, long long q_batch, long long q_head, long long q_row,
+           long long past_key_batch, long long past_key_head, long long past_key_row, long long k_batch,
+           long long k_head, long long k_row, long long past_value_batch, long long past_value_head,
            long long past_value_row, long long v_batch, long long v_head, long long v_row, long long mask_batch,
            long long mask_head, long long mask_row, long long mask_key, long long y_batch, long long y_head,
            long long y_row) {
@@ -78,31 +85,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Sight sight(seen, queries, offset, left, right, valid, batch);
   const bool writes = first == 0 && present_key != nullptr;
   const long long key_place = static_cast<long long>(batch) * (heads / group) + key_head;
-  const Rows key_rows = {past_key + batch * past_key_batch + key_head * past_key_head,
-                         k + batch * k_batch + key_head * k_head,
-                         writes ? present_key + key_place * keys * HEAD : nullptr, past_key_row, k_row, past};
-  const Rows value_rows = {past_value + batch * past_value_batch + key_head * past_value_head,
-                           v + batch * v_batch + key_head * v_head,
-                           writes ? present_value + key_place * keys * VALUE_HEAD : nullptr, past_value_row, v_row,
-                           past};
-
-  float query[ROWS][KEY_LOADS][WIDTH] = {};
-#pragma unroll
-  for (int row = 0; row < ROWS; ++row) {
-    int number = first + row;
-    if (number < total) {
-      const Element* from =
-          q + batch * q_batch + (key_head * group + number / queries) * q_head + number % queries * q_row;
-#pragma unroll
-      for (int i = 0; i < KEY_LOADS; ++i)
-        if (part + i * LANES < KEY_CHUNKS)
-          spread(query[row][i], *reinterpret_cast<const uint4*>(from + (part + i * LANES) * WIDTH));
-    }
-  }
-
-  float peaks[ROWS], norms[ROWS], sums[ROWS][VALUE_LOADS][WIDTH] = {};
-#pragma unroll
-  for (int row = 0; row < ROWS; ++row) peaks[row] = NOTHING, norms[row] = 0.0f;
+  const Rows<HEAD> key_rows = {past_key + batch * past_key_batch + key_head * past_key_head,
+                               k + batch * k_batch + key_head * k_head,
+                               writes ? present_key + key_place * keys * HEAD : nullptr, past_key_row, k_row, past};
+  const Rows<VALUE_HEAD> value_rows = {past_value + batch * past_value_batch + key_head * past_value_head,
+                                       v + batch * v_batch + key_head * v_head,
+                                       writes ? present_value + key_place * keys * VALUE_HEAD : nullptr,
+                                       past_value_row, v_row, past};
 
   // What is written has to be read even where no query sees it.
   int begin = split * range, end = begin + range < keys ? begin + range : keys;
@@ -111,51 +100,86 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     begin = begin > from ? begin : from;
     end = end < to ? end : to;
   }
-  for (int start = begin + warp * STEP; start < end; start += WARPS * STEP) {
-    uint4 key_chunks[COUNT][KEY_LOADS] = {}, value_chunks[COUNT][VALUE_LOADS] = {};
+  uint4* const chunks = reinterpret_cast<uint4*>(shared) + threadIdx.x;
+  const int own = begin + warp * SLOTS + slot;  // the first key of these lanes
+  const auto copy = [&](int start, int place) {
+    if (start < end) {
 #pragma unroll
-    for (int n = 0; n < COUNT; ++n) {
-      int key = start + n * SLOTS + slot;
-      if (key < end) {
+      for (int n = 0; n < COUNT; ++n) {
+        const int key = own + (start - begin) + n * STEP;
+        uint4* const to = chunks + (place * COUNT + n) * LOADS * THREADS;
 #pragma unroll
-        for (int i = 0; i < KEY_LOADS; ++i)
-          if (part + i * LANES < KEY_CHUNKS)
-            key_chunks[n][i] = key_rows.read<HEAD>(key, (part + i * LANES) * WIDTH);
+        for (int i = 0; i < KEY_LOADS; ++i) key_rows.copy(to + i * THREADS, key, part + i * LANES, key < end);
 #pragma unroll
         for (int i = 0; i < VALUE_LOADS; ++i)
-          if (part + i * LANES < VALUE_CHUNKS)
-            value_chunks[n][i] = value_rows.read<VALUE_HEAD>(key, (part + i * LANES) * WIDTH);
+          value_rows.copy(to + (KEY_LOADS + i) * THREADS, key, part + i * LANES, key < end);
       }
     }
+    end_copies();
+  };
+#pragma unroll 1
+  for (int i = 0; i < AHEAD; ++i) copy(begin + i * COUNT * STEP, i);
 
+  float query[ROWS][KEY_LOADS][WIDTH] = {};
+  int from[ROWS], to[ROWS];  // the keys that a row sees
+#if MASK > 0
+  long long masked[ROWS];
+#endif
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) {
+    const int number = first + row < total ? first + row : total - 1, head = number / queries;
+    const int place = number - head * queries;
+    const Element* at = q + batch * q_batch + (key_head * group + head) * q_head + place * q_row;
+#pragma unroll
+    for (int i = 0; i < KEY_LOADS; ++i)
+      if (part + i * LANES < KEY_CHUNKS)
+        spread(query[row][i], *reinterpret_cast<const uint4*>(at + (part + i * LANES) * WIDTH));
+    from[row] = sight.begin(place), to[row] = sight.end(place);
+    if (to[row] > end) to[row] = end;
+#if MASK > 0
+    masked[row] = batch * mask_batch + (key_head * group + head) * mask_head + place * mask_row;
+#endif
+  }
+
+  float peaks[ROWS], norms[ROWS], sums[ROWS][VALUE_LOADS][WIDTH] = {};
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) peaks[row] = NOTHING, norms[row] = 0.0f;
+
+#pragma unroll 1
+  for (int start = begin, turn = 0; start < end; start += COUNT * STEP, turn = turn + 1 == AHEAD ? 0 : turn + 1) {
+    wait_for_copies_but<AHEAD - 1>();
+    const uint4* const given = chunks + turn * COUNT * LOADS * THREADS;
     float scores[ROWS][COUNT];
 #pragma unroll
     for (int n = 0; n < COUNT; ++n) {
-      int key = start + n * SLOTS + slot;
+      const int key = own + (start - begin) + n * STEP;
       float products[ROWS] = {};
 #pragma unroll
       for (int i = 0; i < KEY_LOADS; ++i) {
+        const uint4 chunk = given[(n * LOADS + i) * THREADS];
+        if (key < end) key_rows.keep(chunk, key, part + i * LANES);
         float numbers[WIDTH];
-        spread(numbers, key_chunks[n][i]);
+        spread(numbers, chunk);
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
 #pragma unroll
           for (int j = 0; j < WIDTH; ++j) products[row] = fmaf(query[row][i][j], numbers[j], products[row]);
       }
 #pragma unroll
-      for (int row = 0; row < ROWS; ++row) {
-        float product = products[row];
+      for (int other = LANES / 2; other > 0; other /= 2)
 #pragma unroll
-        for (int other = LANES / 2; other > 0; other /= 2) product += __shfl_xor_sync(0xffffffffu, product, other);
-        int number = first + row, place = number % queries;
-        if (number >= total || key >= end || !sight.sees(place, key)) {
-          product = NOTHING;
-        } else {
-          long long at = batch * mask_batch + (key_head * group + number / queries) * mask_head + place * mask_row +
-                         key * mask_key;
-          product = shaped(product, scale, cap, mask, at) * LOG2_E;
-        }
-        scores[row][n] = product;
+        for (int row = 0; row < ROWS; ++row) products[row] += __shfl_xor_sync(0xffffffffu, products[row], other);
+#pragma unroll
+      for (int row = 0; row < ROWS; ++row) {
+        scores[row][n] = NOTHING;
+        if (key < from[row] || key >= to[row]) continue;
+#if MASK > 0
+        scores[row][n] = shaped(products[row], scale, cap, mask, masked[row] + key * mask_key) * LOG2_E;
+#elif SHAPED
+        scores[row][n] = shaped(products[row], scale, cap, mask, 0) * LOG2_E;
+#else
+        scores[row][n] = products[row] * (scale * LOG2_E);
+#endif
       }
     }
 
@@ -179,18 +203,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int n = 0; n < COUNT; ++n)
 #pragma unroll
       for (int i = 0; i < VALUE_LOADS; ++i) {
+        const int key = own + (start - begin) + n * STEP;
+        const uint4 chunk = given[(n * LOADS + KEY_LOADS + i) * THREADS];
+        if (key < end) value_rows.keep(chunk, key, part + i * LANES);
         float numbers[WIDTH];
-        spread(numbers, value_chunks[n][i]);
+        spread(numbers, chunk);
 #pragma unroll
         for (int row = 0; row < ROWS; ++row)
 #pragma unroll
           for (int j = 0; j < WIDTH; ++j) sums[row][i][j] = fmaf(scores[row][n], numbers[j], sums[row][i][j]);
       }
+    copy(start + AHEAD * COUNT * STEP, turn);
   }
 
   // The groups of a warp meet, then the warps.
   float* warp_states = reinterpret_cast<float*>(shared);
   float* warp_sums = warp_states + WARPS * ROWS * 2;
+  __syncthreads();
 #pragma unroll
   for (int row = 0; row < ROWS; ++row) {
     float peak = peaks[row];
@@ -217,65 +246,60 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   __syncthreads();
 
-  for (int place = threadIdx.x; place < ROWS * VALUE_HEAD; place += THREADS) {
-    int row = place / VALUE_HEAD, column = place % VALUE_HEAD, number = first + row;
-    if (number >= total) break;
+  const int left_over = total - first < ROWS ? total - first : ROWS;
+  const auto result = [&](int row) {
+    const int number = first + row;
+    return y + batch * y_batch + (key_head * group + number / queries) * y_head + number % queries * y_row;
+  };
+  const long long at = ((static_cast<long long>(batch) * gridDim.y + blockIdx.y) * splits) * ROWS;
+#pragma unroll 1
+  for (int place = threadIdx.x; place < left_over * VALUE_HEAD; place += THREADS) {
+    const int row = place / VALUE_HEAD, column = place % VALUE_HEAD;
     float peak = NOTHING, norm = 0.0f, sum = 0.0f;
-#pragma unroll
+#pragma unroll 1
     for (int other = 0; other < WARPS; ++other) peak = fmaxf(peak, warp_states[(other * ROWS + row) * 2]);
-#pragma unroll
+#pragma unroll 4
     for (int other = 0; other < WARPS; ++other) {
       float shrink = exp2_of(warp_states[(other * ROWS + row) * 2] - (peak == NOTHING ? 0.0f : peak));
       norm += warp_states[(other * ROWS + row) * 2 + 1] * shrink;
       sum += warp_sums[(other * ROWS + row) * VALUE_HEAD + column] * shrink;
     }
-    int head = key_head * group + number / queries;
     if (splits == 1) {
-      y[batch * y_batch + head * y_head + number % queries * y_row + column] =
-          element_of(norm == 0.0f ? 0.0f : sum / norm);
+      result(row)[column] = element_of(norm == 0.0f ? 0.0f : sum / norm);
     } else {
-      long long at = ((static_cast<long long>(batch) * heads + head) * queries + number % queries) * splits + split;
-      parts[at * VALUE_HEAD + column] = sum;
-      if (column == 0) states[2 * at] = peak, states[2 * at + 1] = norm;
+      parts[(at + split * ROWS + row) * VALUE_HEAD + column] = sum;
+      if (column == 0) states[2 * (at + split * ROWS + row)] = peak, states[2 * (at + split * ROWS + row) + 1] = norm;
     }
   }
-}
+  if (splits == 1) return;
 
-constexpr int COLUMNS = (VALUE_HEAD + 31) / 32 * 32;
-constexpr int GROUPS = 512 / COLUMNS;  // of threads that each join some of the ranges
-
-// Join the ranges of keys of one query of one head: a block for each, of COLUMNS * GROUPS threads.
-// Shared memory: the sums of each group.
-extern "C" __global__ void __launch_bounds__(COLUMNS * GROUPS)
-    combine(const float* __restrict__ parts, const float* __restrict__ states, Element* __restrict__ y, int splits,
-            long long y_batch, long long y_head, long long y_row) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  float* sums = reinterpret_cast<float*>(shared);
-  const int query = blockIdx.x, head = blockIdx.y, batch = blockIdx.z;
-  const int column = threadIdx.x % COLUMNS, group = threadIdx.x / COLUMNS, lane = threadIdx.x % 32;
-  const long long start =
-      ((static_cast<long long>(batch) * gridDim.y + head) * gridDim.x + query) * static_cast<long long>(splits);
-  parts += start * VALUE_HEAD;
-  states += start * 2;
-
-  float peak = NOTHING, norm = 0.0f, sum = 0.0f;
-  for (int split = lane; split < splits; split += 32) peak = fmaxf(peak, states[2 * split]);
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, other));
-  const float base = peak == NOTHING ? 0.0f : peak;
-  for (int split = lane; split < splits; split += 32) norm += states[2 * split + 1] * exp2_of(states[2 * split] - base);
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) norm += __shfl_xor_sync(0xffffffffu, norm, other);
-
-  if (column < VALUE_HEAD) {
-#pragma unroll 8
-    for (int split = group; split < splits; split += GROUPS)
-      sum += parts[split * VALUE_HEAD + column] * exp2_of(states[2 * split] - base);
-  }
-  sums[threadIdx.x] = sum;
+  // The last of the blocks of some rows joins what all of them found.
+  int* const is_last = reinterpret_cast<int*>(shared);
+  float* const all = reinterpret_cast<float*>(shared) + 4;
+  unsigned* const count = arrived + batch * gridDim.y + blockIdx.y;
+  __threadfence();
   __syncthreads();
-  if (group > 0 || column >= VALUE_HEAD) return;
-#pragma unroll
-  for (int other = 1; other < GROUPS; ++other) sum += sums[other * COLUMNS + column];
-  y[batch * y_batch + head * y_head + query * y_row + column] = element_of(norm == 0.0f ? 0.0f : sum / norm);
+  if (threadIdx.x == 0) *is_last = atomicAdd(count, 1u) == static_cast<unsigned>(splits - 1);
+  __syncthreads();
+  if (!*is_last) return;
+  __threadfence();
+  if (threadIdx.x == 0) *count = 0;
+#pragma unroll 1
+  for (int place = threadIdx.x; place < splits * ROWS * 2; place += THREADS) all[place] = __ldcg(states + 2 * at + place);
+  __syncthreads();
+#pragma unroll 1
+  for (int place = threadIdx.x; place < left_over * VALUE_HEAD; place += THREADS) {
+    const int row = place / VALUE_HEAD, column = place % VALUE_HEAD;
+    float peak = NOTHING, norm = 0.0f, sum = 0.0f;
+#pragma unroll 4
+    for (int other = 0; other < splits; ++other) peak = fmaxf(peak, all[2 * (other * ROWS + row)]);
+    const float base = peak == NOTHING ? 0.0f : peak;
+#pragma unroll 8
+    for (int other = 0; other < splits; ++other) {
+      const float shrink = exp2_of(all[2 * (other * ROWS + row)] - base);
+      norm += all[2 * (other * ROWS + row) + 1] * shrink;
+      sum += __ldcg(parts + (at + other * ROWS + row) * VALUE_HEAD + column) * shrink;
+    }
+    result(row)[column] = element_of(norm == 0.0f ? 0.0f : sum / norm);
+  }
 }

@@ -94,6 +94,23 @@ def test_results_go_where_they_are_wanted(folder: Path, queries: int) -> None:
 
 @NEEDS_COMPILER
 @pytest.mark.slow
+@pytest.mark.parametrize("multiprocessors", [2, 9, 132])
+def test_ranges_are_joined_in_one_order(folder: Path, multiprocessors: int) -> None:
+    case = Case(dtype="f16", heads=8, key_heads=2, queries=1, keys=1, past=300, head=128, results=3)
+    given = operands(case)
+    first, second = (
+        found(EmulatedGpu(folder, multiprocessors, is_backwards=is_backwards), case, given)
+        for is_backwards in (False, True)
+    )
+    assert first is not None
+    assert second is not None
+    check(case, first, given)
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one.view(np.uint8), other.view(np.uint8))
+
+
+@NEEDS_COMPILER
+@pytest.mark.slow
 @pytest.mark.parametrize("queries", [1, 20])
 def test_numbers_that_are_no_numbers_stay_where_they_are(folder: Path, queries: int) -> None:
     case = Case(queries=queries, keys=100, results=1)
