@@ -64,7 +64,8 @@ _FAMILIES = {
     "resize": "Resize:11 Upsample:9",
     "shape": (
         "Concat:4 DepthToSpace:1 Expand:8 Flatten:1 Identity:1 Reshape:5 Shape:1 Size:1 Slice:1 "
-        "SpaceToDepth:1 Split:2 Squeeze:1 Tile:6 Transpose:1 Trilu:14 Unsqueeze:1 com.microsoft::Trilu:1"
+        "SpaceToDepth:1 Split:2 Squeeze:1 Tile:6 Transpose:1 Trilu:14 Unsqueeze:1 com.microsoft::Trilu:1 "
+        "irpar::JoinHeads:1"
     ),
     "signal": "BlackmanWindow:17 DFT:17 HammingWindow:17 HannWindow:17 MelWeightMatrix:17 STFT:17",
     "vision": "AffineGrid:20 GridSample:16 NonMaxSuppression:10 RoiAlign:10",

@@ -78,6 +78,18 @@ def _joined_shape(operands: tuple[Array, ...], axis: int) -> Ints:
     return (*shape[:axis], sum(operand.shape[axis] for operand in operands), *shape[axis + 1 :])
 
 
+@kernel("JoinHeads", since=1, domain="irpar")
+def join_heads(xp: ArrayModule, *parts: Array, out: Array | None = None) -> Array:
+    """Heads (batch, places, heads, size) of all parts behind each other: (batch, places, all heads * size)."""
+    check_same_dtype(*parts)
+    batch, places, _, size = parts[0].shape
+    heads = sum(part.shape[2] for part in parts)
+    made = None
+    if out is not None and out.dtype == parts[0].dtype and out.shape == (batch, places, heads * size):
+        made = out.reshape(batch, places, heads, size)
+    return xp.concatenate(parts, axis=2, out=made).reshape(batch, places, heads * size)
+
+
 def _split(x: Array, axis: int, sizes: Ints, n_outputs: int) -> tuple[Array, ...]:
     if len(sizes) != n_outputs or sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
         raise ValueError(f"split {list(sizes)} does not cut {x.shape[axis]} elements into {n_outputs} results")

@@ -38,6 +38,7 @@ STAND_INS = frozenset(
         "CrossEntropyGradient",
         "Fused",
         "FusedMatMul",
+        "JoinHeads",
         "PoolChannelsLast",
     )
 )

@@ -100,3 +100,25 @@ extern "C" __global__ void __launch_bounds__(256)
     }
   }
 }
+
+// Heads of up to 4 parts behind each other in each place of each batch, of which `count` elements are written: n heads of a
+// part, and its steps from batch to batch, from place to place and from head to head.
+#define HEADS(i) const Element *p##i, unsigned n##i, Index b##i, Index s##i, Index h##i
+extern "C" __global__ void __launch_bounds__(256)
+    join_heads(Element* __restrict__ to, unsigned count, unsigned places, unsigned heads, unsigned size, HEADS(0), HEADS(1),
+               HEADS(2), HEADS(3)) {
+  const Element* const parts[4] = {p0, p1, p2, p3};
+  const unsigned counts[4] = {n0, n1, n2, n3};
+  const Index batches[4] = {b0, b1, b2, b3}, rows[4] = {s0, s1, s2, s3}, steps[4] = {h0, h1, h2, h3};
+  const unsigned step = gridDim.x * blockDim.x;
+  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
+    unsigned above = i / size, column = i - above * size, row = above / heads, head = above - row * heads;
+    unsigned batch = row / places, place = row - batch * places, before = 0;
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      if (head >= before && head - before < counts[part])
+        to[i] = parts[part][batch * batches[part] + place * rows[part] + (head - before) * steps[part] + column];
+      before += counts[part];
+    }
+  }
+}

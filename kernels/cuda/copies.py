@@ -23,6 +23,8 @@ _THREADS = 256
 _WIDTHS = (16, 8, 4, 2, 1)
 _PARTS = 8
 """How many arrays one launch joins."""
+_HEAD_PARTS = 4
+"""The same of heads that lie anywhere."""
 _BLOCKS_EACH = 16
 """Blocks for each multiprocessor: more let each thread copy several elements."""
 
@@ -156,6 +158,40 @@ def concat(gpu: Gpu, *operands: Array, axis: int, out: Array | None = None) -> A
             if is_in_order or not copy_into(gpu, parts[0], out[(slice(None),) * axis + (slice(start, end),)]):
                 _launch_join(gpu, [in_order(gpu, x) for x in parts], out, axis, start)
             start = end
+    return out
+
+
+@cuda_kernel("JoinHeads", since=1, domain="irpar")
+def join_heads(gpu: Gpu, *parts: Array, out: Array | None = None) -> Array | None:
+    """Heads of up to 4 parts, each (batch, places, heads, size) as it lies, in one launch."""
+    first = parts[0]
+    if len(parts) > _HEAD_PARTS or any(x.dtype != first.dtype or x.ndim != 4 for x in parts):
+        return None
+    batch, places, _, size = first.shape
+    itemsize, heads = first.dtype.itemsize, sum(x.shape[2] for x in parts)
+    if any((x.shape[0], x.shape[1], x.shape[3]) != (batch, places, size) for x in parts) or itemsize not in _WIDTHS:
+        return None
+    shape = (batch, places, heads * size)
+    if math.prod(shape) > _MOST or any(x.strides[3] != itemsize and size > 1 for x in parts):
+        return None
+    out = contiguous_result(out, shape, first.dtype, gpu)
+    if not out.size:
+        return out
+    fixed = [
+        size * itemsize,
+        *(gpu.address(x) for x in (*parts, out)),
+        *(each for x in parts for each in x.strides[:3]),
+    ]
+    unit = next(width for width in _WIDTHS if all(each % width == 0 for each in fixed))
+    given: list[object] = []
+    for x in parts:
+        given += [x, np.uint32(x.shape[2]), *(np.int64(stride // unit) for stride in x.strides[:3])]
+    given += [np.uint64(0), np.uint32(0), *(np.int64(0) for _ in range(3))] * (_HEAD_PARTS - len(parts))
+    count = out.nbytes // unit
+    sizes = [np.uint32(each) for each in (count, places, heads, size * itemsize // unit)]
+    blocks = min(-(-count // _THREADS), _BLOCKS_EACH * gpu.multiprocessors)
+    program = Program.file("copies.cu", BYTES=unit, RANK=2)
+    gpu.launch(program, "join_heads", blocks, _THREADS, (out, *sizes, *given))
     return out
 
 

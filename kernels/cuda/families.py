@@ -7,7 +7,7 @@ _FAMILIES: dict[str, str] = {
     "attention_gradient": "irpar::AttentionForward:1 irpar::AttentionGradient:1",
     "channels_last": "irpar::ConvChannelsLast:1",
     "convolution": "Conv:1",
-    "copies": "Concat:4 Reshape:5",
+    "copies": "Concat:4 Reshape:5 irpar::JoinHeads:1",
     "cross_entropy": "irpar::CrossEntropyForward:1 irpar::CrossEntropyGradient:1",
     "fused": "irpar::Fused:1",
     "indexing": "Gather:1 OneHot:9 ScatterND:16",

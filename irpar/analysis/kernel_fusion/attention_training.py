@@ -23,6 +23,7 @@ from .attention import Finder, unread_with
 from .attention_form import KEYS_BY_PLACES, Attention, View, fit
 from .attention_values import factor_of, number_of, permutation
 from .attention_writing import Make, Writer
+from .joined_heads import MOVES
 
 _SMALL = (DType.F16, DType.BF16)
 _DTYPES = (*_SMALL, DType.F32)
@@ -333,9 +334,6 @@ def _other(node: Node, value: Value) -> Value | None:
     return second if first is value else first
 
 
-_MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-
-
 def _is_transposed(value: Value, of: Value | None) -> bool:
     """Whether a value has the elements of another with the last two dims changed, by whatever moves of one source."""
     if of is None:
@@ -350,7 +348,7 @@ def _arranged(value: Value) -> tuple[Value, list[list[Atom]]] | None:
     """What the elements of four dims were moved from, and where each dim comes from there."""
     chain: list[Node] = []
     source = value
-    while (node := source.node) is not None and not node.domain and node.op_type in _MOVES:
+    while (node := source.node) is not None and not node.domain and node.op_type in MOVES:
         before = node.operand(0)
         if before is None or not before.is_static or not source.is_static:
             break

@@ -15,11 +15,12 @@ from .attention_writing import Make, written
 from .copies import copy_cheap_steps
 from .cross_entropy import LossForward, LossGradient, ScoresProduct, losses
 from .groups import Group, Grouping, Stretch
+from .joined_heads import JoinedHeads, joined_heads
 from .order import turned
 from .products import Product, join_products
 from .turned_products import TurnedProduct, turned_products
 
-Rewritten = Forward | Gradient | LossForward | LossGradient | ScoresProduct | TurnedProduct
+Rewritten = Forward | Gradient | LossForward | LossGradient | ScoresProduct | TurnedProduct | JoinedHeads
 Unit = Group | Attention | Rewritten | Product
 
 
@@ -74,7 +75,7 @@ def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit | Node], set[N
     plain, unread = attentions(stretch.nodes, stretch.kept, version)
     found: list[Attention | Rewritten] = [*plain]
     if not version:
-        for search in (trainings, losses, turned_products):
+        for search in (trainings, losses, turned_products, joined_heads):
             found += search(stretch.nodes, stretch.kept, {node for one in found for node in one.members})
     gone = unread.union(*(attention.members for attention in found))
     if any(value.node in gone for value in stretch.over):

@@ -196,6 +196,21 @@ def cross_entropies(numbers: np.random.Generator) -> list[Case]:
     return found
 
 
+def joined_heads(numbers: np.random.Generator) -> list[Case]:
+    """Heads that lie by places, by heads, and anywhere."""
+    found = []
+    for dtype in (np.uint8, *FLOATS):
+        for size in (8, 5):
+            for counts in ((3, 1, 2), (4,), (1, 1, 1, 1)):
+                drawn = [(50 * numbers.standard_normal((2, count, 7, size))).astype(dtype) for count in counts]
+                parts = [x.transpose(0, 2, 1, 3) for x in drawn]
+                found.append(Case("JoinHeads", 1, parts, domain="irpar"))
+                parts[0] = np.ascontiguousarray(parts[0])
+                parts[-1] = shifted(drawn[-1]).transpose(0, 2, 1, 3)
+                found.append(Case("JoinHeads", 1, parts, domain="irpar"))
+    return found
+
+
 def sums(numbers: np.random.Generator) -> list[Case]:
     """Sums over rows."""
     found = []
@@ -287,6 +302,6 @@ def all_cases(seed: int) -> list[Case]:
     numbers = np.random.default_rng(seed)
     return [
         case
-        for made in (gathers, scatters, one_hots, losses, cross_entropies, sums, rotaries, convolutions)
+        for made in (gathers, scatters, one_hots, losses, cross_entropies, joined_heads, sums, rotaries, convolutions)
         for case in made(numbers)
     ]
