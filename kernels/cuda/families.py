@@ -13,6 +13,7 @@ _FAMILIES: dict[str, str] = {
     "indexing": "Gather:1 OneHot:9 ScatterND:16",
     "losses": "SoftmaxCrossEntropyLoss:12",
     "pooling": "AveragePool:7 MaxPool:1",
+    "pooling_channels_last": "irpar::PoolChannelsLast:1",
     "rotary": "RotaryEmbedding:23",
     "sums": "ReduceMean:18 ReduceSum:13",
 }

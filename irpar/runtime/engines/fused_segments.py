@@ -5,10 +5,8 @@ from dataclasses import replace
 
 from irpar.analysis.channels_last import put_channels_last
 from irpar.analysis.kernel_fusion import Stretch, stand_ins
-from irpar.ir import DOMAIN, Graph, Node, Value, captured_or_read
+from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ir.clone import clone_node, clone_value
-from irpar.ir.module import IRPAR_OPSET
-from irpar.kernels import cuda
 from irpar.runtime.instructions import Segment
 
 from .base import Constants
@@ -20,19 +18,13 @@ def fused(segment: Segment, constants: Constants) -> tuple[Segment, frozenset[Va
 
     And the constants that it then reads which are computed of the part's when their numbers are asked for.
     """
-    if may_be_last(segment):
+    if any(node.identity == ("", "Conv") for node in segment.nodes):
         copy = _Copy(segment)
         if put_channels_last(copy.graph):
             computed = take_computed(copy.graph, lambda value: constants.array(copy.original(value)))
             return copy.segment(), frozenset(computed)
     nodes = stand_ins(Stretch(segment.nodes, {*segment.outputs}, segment.over))
     return replace(segment, nodes=tuple(nodes)), frozenset()
-
-
-def may_be_last(segment: Segment) -> bool:
-    """Whether there is a convolution, and a CUDA kernel of one with channels last."""
-    has_kernel = cuda.has_kernel(DOMAIN, "ConvChannelsLast", IRPAR_OPSET)
-    return has_kernel and any(node.identity == ("", "Conv") for node in segment.nodes)
 
 
 class _Copy:

@@ -297,11 +297,43 @@ def pools(numbers: np.random.Generator) -> list[Case]:
     return found
 
 
+POOLS_LAST: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+    ((2, 9, 11, 16), {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}),
+    ((1, 9, 8, 12), {"kernel_shape": (2, 3), "strides": (2, 1), "ceil_mode": 1}),
+    ((2, 7, 6, 3), {"kernel_shape": (3, 2), "strides": (3, 2), "pads": (1, 0, 2, 1), "ceil_mode": 1}),
+    ((1, 9, 9, 6), {"kernel_shape": (2, 2), "dilations": (3, 2), "pads": (2, 1, 1, 1)}),
+    ((3, 17, 5), {"kernel_shape": (4,), "pads": (3, 3)}),
+    ((1, 3, 4, 5, 8), {"kernel_shape": (2, 2, 2), "pads": (0, 1, 0, 1, 0, 1)}),
+    ((2, 40, 3, 8), {"kernel_shape": (40, 3)}),
+]
+
+
+def pools_last(numbers: np.random.Generator) -> list[Case]:
+    """Windows of images with channels last; of all of an image, which threads share."""
+    found = []
+    for dtype in (np.dtype(np.float64), *FLOATS):
+        for shape, geometry in POOLS_LAST:
+            x = numbers.standard_normal(shape).astype(dtype)
+            holey = x.copy()
+            holey[(0, *(size // 2 for size in shape[1:]))], holey[-1, 0] = np.nan, -np.inf
+            for given in (x, shifted(x), np.ascontiguousarray(x.swapaxes(1, -1)).swapaxes(1, -1)):
+                for counts in (0, 1):
+                    means = {**geometry, "mode": "average", "count_include_pad": counts}
+                    found.append(Case("PoolChannelsLast", 1, (given,), means, is_exact=False, domain="irpar"))
+                found.append(Case("PoolChannelsLast", 1, (given,), {**geometry, "mode": "max"}, domain="irpar"))
+            greatest = {**geometry, "mode": "max"}  # Of what is no number there are several bits.
+            found.append(Case("PoolChannelsLast", 1, (holey,), greatest, is_exact=False, domain="irpar"))
+    return found
+
+
 def all_cases(seed: int) -> list[Case]:
     """All of them."""
     numbers = np.random.default_rng(seed)
     return [
         case
-        for made in (gathers, scatters, one_hots, losses, cross_entropies, joined_heads, sums, rotaries, convolutions)
+        for made in (
+            *(gathers, scatters, one_hots, losses, cross_entropies),
+            *(joined_heads, sums, rotaries, convolutions, pools_last),
+        )
         for case in made(numbers)
     ]

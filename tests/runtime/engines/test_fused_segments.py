@@ -7,11 +7,10 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.analysis.kernel_fusion import stand_ins
+from irpar.analysis.kernel_fusion import Stretch, stand_ins
 from irpar.ir import Module, Value, plain_attribute
 from irpar.kernels import lookup
 from irpar.onnx_io import to_module
-from irpar.runtime.engines import fused_segments
 from irpar.runtime.engines.base import Constants
 from irpar.runtime.engines.computed_constants import take_computed
 from irpar.runtime.engines.fused_segments import fused
@@ -22,12 +21,6 @@ from tests.runtime.devices import strict_device
 from tests.runtime.programs import module
 
 Array = np.ndarray[Any, Any]
-
-
-@pytest.fixture
-def channels_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where CUDA kernels can be compiled."""
-    monkeypatch.setattr(fused_segments, "may_be_last", lambda segment: True)
 
 
 def whole(family: str, **settings: Any) -> tuple[Segment, Constants]:
@@ -50,7 +43,6 @@ def results(segment: Segment, constants: Constants, inputs: list[Array]) -> list
     return [values[value] for value in segment.outputs]
 
 
-@pytest.mark.usefixtures("channels_last")
 @pytest.mark.parametrize("family", ["resnet", pytest.param("unet", marks=pytest.mark.slow)])
 def test_weights_are_turned_and_normalised_once(family: str) -> None:
     segment, constants = whole(family)
@@ -74,7 +66,6 @@ def test_weights_are_turned_and_normalised_once(family: str) -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("channels_last")
 @pytest.mark.parametrize("mesh", [{"x": 1}, pytest.param({"tp": 2}, marks=pytest.mark.slow)])
 def test_the_engine_computes_the_same(mesh: dict[str, int]) -> None:
     loaded = to_module(models.build("resnet"))
@@ -93,7 +84,7 @@ def test_the_engine_computes_the_same(mesh: dict[str, int]) -> None:
 def test_segments_without_convolutions_are_as_before() -> None:
     segment, constants = whole("mlp")
     made, computed = fused(segment, constants)
-    stretch = fused_segments.Stretch(segment.nodes, {*segment.outputs}, segment.over)
+    stretch = Stretch(segment.nodes, {*segment.outputs}, segment.over)
     assert [node.op_type for node in made.nodes] == [node.op_type for node in stand_ins(stretch)]
     assert made.constants == segment.constants
     assert not computed
@@ -161,7 +152,6 @@ def test_what_stays_a_node(lines: tuple[str, ...]) -> None:
     assert [*graph] == before
 
 
-@pytest.mark.usefixtures("channels_last")
 @pytest.mark.parametrize("number", [0, 1])
 def test_bodies_read_what_is_made_around_them(number: int) -> None:
     random = np.random.default_rng(1)
