@@ -26,7 +26,7 @@ _FAMILIES = {
         "com.microsoft::GroupNorm:1 com.microsoft::QuickGelu:1 com.microsoft::SkipGroupNorm:1 "
         "com.microsoft::SkipLayerNormalization:1 com.microsoft::SkipSimplifiedLayerNormalization:1"
     ),
-    "fused_expression": "irpar::Fused:1",
+    "fused_expression": "irpar::Fused:1 irpar::FusedEach:1",
     "fused_matmul": "irpar::FusedMatMul:1",
     "gated": "com.microsoft::RouterGateUpProj:1 com.microsoft::SwiGLU:1",
     "generate": "Constant:1 ConstantOfShape:9 Dropout:7 EyeLike:9 Range:11",

@@ -1,4 +1,4 @@
-"""irpar.Fused computed step by step, with the kernels of the operators that its expression names.
+"""irpar.Fused and FusedEach computed step by step, with the kernels of the operators that the expression names.
 
 That is what the kernels that `cuda/generator.py` writes are compared with.
 """
@@ -23,8 +23,21 @@ def fused(
     for step in made.steps:
         values[step.target] = _computed(xp, step, values, types)
     results = [narrow(values[name], types[name].dtype) for name in made.results]
-    into = (*outs, *(None for _ in results[len(outs) :]))
+    into = (*outs[: len(results)], *(None for _ in results[len(outs) :]))
     return tuple(_placed(xp, result, out) for result, out in zip(results, into, strict=True))
+
+
+@kernel("FusedEach", since=1, domain="irpar")
+def fused_each(
+    xp: ArrayModule, *operands: Array, expression: tuple[str, ...], times: int, outs: Sequence[Array | None] = ()
+) -> tuple[Array, ...]:
+    """The results of an expression for several lists of operands, one after the other."""
+    found: list[Array] = []
+    count = len(operands) // times
+    for start in range(0, len(operands), count):
+        into = outs[len(found) :]
+        found += fused(xp, *operands[start : start + count], expression=expression, outs=into)
+    return tuple(found)
 
 
 def _placed(xp: ArrayModule, result: Array, out: Array | None) -> Array:

@@ -8,6 +8,7 @@ from irpar.analysis.segments import is_segment, stretches
 from irpar.ir import DOMAIN, Graph, Node, Strings, Value, captured_or_read, inherit
 from irpar.ir.module import IRPAR_OPSET
 
+from .alike import Alike, join_alike
 from .attention import attentions
 from .attention_form import VERSION, Attention
 from .attention_training import Forward, Gradient, trainings
@@ -21,7 +22,7 @@ from .products import Product, join_products
 from .turned_products import TurnedProduct, turned_products
 
 Rewritten = Forward | Gradient | LossForward | LossGradient | ScoresProduct | TurnedProduct | JoinedHeads
-Unit = Group | Attention | Rewritten | Product
+Unit = Group | Attention | Rewritten | Product | Alike
 
 
 def fuse(graph: Graph) -> int:
@@ -93,7 +94,8 @@ def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit | Node], set[N
     idle = stretch.drop_unread(groups)
     groups = [group for group in groups if group.last not in idle]
     stretch = replace(stretch, nodes=[node for node in stretch.nodes if node not in idle])
-    units: list[Unit] = [*found, *join_products(grouping, groups)]
+    joined = join_products(grouping, groups)
+    units: list[Unit] = [*found, *(joined if version else join_alike(grouping, joined))]
     return _in_order(stretch, units), unread | idle
 
 
@@ -150,7 +152,7 @@ def _writer(unit: Unit) -> Callable[[Make], list[Node]]:
         return lambda make: written(unit, make)
     if isinstance(unit, Rewritten):
         return unit.written
-    if isinstance(unit, Product):
+    if isinstance(unit, Product | Alike):
         return unit.writer()
     return _fused(unit)
 

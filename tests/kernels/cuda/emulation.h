@@ -11,6 +11,7 @@ using namespace std;
 #define DEVICE_MEMBER inline
 #define DEVICE_SPECIAL inline
 #define __global__
+#define __grid_constant__
 #define __launch_bounds__(n)
 #define __shared__ static
 #define __restrict__

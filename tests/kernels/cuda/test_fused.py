@@ -36,6 +36,9 @@ class NotingGpu:
     def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> DeviceArray:
         return self.made
 
+    def address(self, x: DeviceArray) -> int:
+        return int(x.data.ptr)
+
     def launch(self, program: Program, name: str, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
         self.arguments = arguments
 

@@ -10,6 +10,7 @@ from irpar.kernels import cuda, lookup
 from tests.gpu import NEEDS_GPU, cupy
 
 from .random_expressions import Array, Example, draw
+from .test_each import NARROW, UPDATE, computed, update
 from .test_generator import CHANNELS, NORMALIZED, ONE_HOT, ROTARY, SOFTMAX, close, numbers, rotary
 
 pytestmark = NEEDS_GPU
@@ -125,3 +126,22 @@ def test_products_with_what_follows(dtype: Any) -> None:
             (found,) = kernel(xp, [xp.asarray(x) for x in operands], attributes, 1)
             (expected,) = kernel(np, [x.astype(np.float64) for x in operands], attributes, 1)
             close(found.get(), expected, f"{columns} {attributes}")
+
+
+def test_updates_of_many_tensors_over_what_they_read() -> None:
+    random = np.random.default_rng(3)
+    shapes = [(4,), (3, 7), (50257, 64), (768, 768), *((4 * size + 4,) for size in range(60))]
+    lists = [update(shape, random) for shape in shapes]
+    operands = [x for one in lists for x in one]
+    expected = computed(operands, len(lists))
+    given = [[cupy().asarray(x) for x in one] for one in lists]
+    outs = tuple(out for one in given for out in (one[2], one[0], cupy().empty(one[0].shape, NARROW)))
+    kernel = cuda.lookup("irpar", "FusedEach", 1)
+    assert kernel is not None
+    attributes = {"expression": UPDATE, "times": len(lists)}
+    results = kernel(cuda.Gpu(cupy()), [x for one in given for x in one], attributes, len(outs), outs)
+    assert results is not None
+    for result, out, wanted in zip(results, outs, expected, strict=True):
+        assert result is out
+        rtol = 1e-2 if wanted.dtype == NARROW else 1e-6  # Products and sums are rounded together.
+        np.testing.assert_allclose(result.get().astype(np.float32), wanted.astype(np.float32), rtol=rtol, atol=1e-6)
