@@ -11,7 +11,7 @@ RESOLVER := build/resolver/bin/uv
 OLDEST_PYTHON ?= python3.11
 # A process for each core and one more; the tests of a file stay in one (tests/distribution.py). One that crashes ends the run.
 PYTEST := -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
-# Of random and brute-force tests `test` tries a sixteenth (tests/budget.py).
+# Of random and brute-force tests `test` tries a thirty-second (tests/budget.py).
 ALL := IRPAR_TEST_BUDGET=1
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 

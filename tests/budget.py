@@ -1,6 +1,6 @@
 """How much the random and the brute-force tests try: one share of all their counts.
 
-A sixteenth where nothing is said, as in `make test`; all in `make test-all`; `IRPAR_TEST_BUDGET=10` for a long search.
+A thirty-second where nothing is said, as in `make test`; all in `make test-all`; `IRPAR_TEST_BUDGET=10` for a long search.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 _T = TypeVar("_T")
 
-SHARE = float(os.environ.get("IRPAR_TEST_BUDGET", "0.0625"))
+SHARE = float(os.environ.get("IRPAR_TEST_BUDGET", "0.03125"))
 LEAST = 5
 """Of what has so few, all are tried."""
 

@@ -122,7 +122,7 @@ def _draw(tally: Tally, size: int, count: int, examples: int, salt: str) -> None
     for group in groups(size, salt):
 
         @settings(
-            max_examples=budget(examples),
+            max_examples=budget(examples, least=3),
             deadline=None,
             derandomize=True,
             database=None,

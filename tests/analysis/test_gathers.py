@@ -76,7 +76,9 @@ def test_outside_of_layers_no_more_than_the_largest_goes_together() -> None:
     assert list(dict.fromkeys(sorted(layers.values()))) == list(range(len(groups)))
 
 
-@pytest.mark.parametrize(("prefetch", "regather"), [(1, "true"), (3, "true"), (2, "false")])
+@pytest.mark.parametrize(
+    ("prefetch", "regather"), [*(pytest.param(count, "true", marks=pytest.mark.slow) for count in (1, 3)), (2, "false")]
+)
 def test_gathers_of_a_few_layers_are_sent_together(prefetch: int, regather: str) -> None:
     partition = partitioned(step(), f"prefetch={prefetch}, regather={regather}")
     found = gathered_together(partition)

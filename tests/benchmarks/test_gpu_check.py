@@ -31,6 +31,7 @@ from irpar.kernels.cuda import cublas_lt
 from irpar.runtime.groups import GROUPS, ThreadGroup
 from irpar.runtime.groups import Call as RankCall
 from irpar.sharding import Mesh
+from tests.budget import pairs
 from tests.runtime.groups.spmd_threads import ThreadRank, Wires
 
 
@@ -233,8 +234,7 @@ def test_pools_are_watched(context: Context, monkeypatch: pytest.MonkeyPatch) ->
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("axes", ["x=2", "a=2,b=2"])
-@pytest.mark.parametrize("spoiled", [False, True])
+@pytest.mark.parametrize(("spoiled", "axes"), pairs([False, True], ["a=2,b=2", "x=2"]))
 def test_collectives_of_ranks(axes: str, spoiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh, wires, made = Mesh.parse(axes), Wires(), {}
     own = threading.local()

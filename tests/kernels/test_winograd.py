@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from irpar.kernels import blocks, lookup, winograd
 from irpar.kernels.windows import Windows
-from tests.budget import budget
+from tests.budget import budget, pairs
 
 from .reference import run_onnxruntime
 
@@ -51,9 +51,9 @@ def by_columns(x: Array, weight: Array, attributes: dict[str, tuple[int, ...]]) 
         return CONV(np, [x, weight], attributes, 1)[0]
 
 
-@pytest.mark.parametrize(("channels", "features", "size"), [(64, 64, 48), (96, 80, 40), (128, 512, 14)])
-@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_rounds_like_sums_of_products(channels, features, size, scale):
+@pytest.mark.parametrize(("sizes", "scale"), pairs([(64, 64, 48), (96, 80, 40), (128, 512, 14)], [1e-6, 1.0, 1e6]))
+def test_rounds_like_sums_of_products(sizes, scale):
+    channels, features, size = sizes
     x, weight = numbers(1, channels, size, size, seed=3) * np.float32(scale), numbers(features, channels, 3, 3, seed=4)
     x = np.maximum(x, 0)
     exact = by_columns(x.astype(np.float64), weight.astype(np.float64), {"pads": (1, 1, 1, 1)})
@@ -63,8 +63,7 @@ def test_rounds_like_sums_of_products(channels, features, size, scale):
     assert 0 < errors[0] < 2 * errors[1]
 
 
-@pytest.mark.parametrize("spoiled", [np.inf, -np.inf, np.nan, 3e38, 1e4, -1e4])
-@pytest.mark.parametrize("operand", [0, 1])
+@pytest.mark.parametrize(("spoiled", "operand"), pairs([np.inf, -np.inf, np.nan, 3e38, 1e4, -1e4], [0, 1]))
 def test_what_stands_out_does_not_spoil_its_neighbours(spoiled, operand):
     """One number that is not finite, or much greater than others, changes nothing in results that do not see it."""
     x, weight = numbers(4, 64, 24, 24, seed=5), numbers(64, 64, 3, 3, seed=6)

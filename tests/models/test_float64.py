@@ -11,7 +11,7 @@ from irpar.kernels.registry import Kernel
 from irpar.models import FAMILIES, ConfigError, build
 from irpar.onnx_io import to_module
 from irpar.passes.infer_types import InferTypes
-from tests.budget import of_each
+from tests.budget import of_each, pairs
 from tests.ops.gradients.proof import run
 
 from .variants import VARIANTS
@@ -53,8 +53,9 @@ def test_every_family_is_tried():
     assert {name for name, _ in CASES} == set(FAMILIES)
 
 
-@pytest.mark.parametrize(("name", "settings"), FEW)
-def test_all_floats_are_float64(name, settings, inputs, monkeypatch):
+@pytest.mark.parametrize(("case", "opset"), pairs(FEW, OPSETS))
+def test_all_floats_are_float64(case, opset, inputs, monkeypatch):
+    name, settings = case
     found = set()
 
     def record(kernel, xp, operands, *rest, **named):
@@ -64,12 +65,11 @@ def test_all_floats_are_float64(name, settings, inputs, monkeypatch):
 
     original = Kernel.__call__
     monkeypatch.setattr(Kernel, "__call__", record)
-    for opset in OPSETS:
-        model = build(name, dtype="float64", **{"opset": opset, **settings})
-        onnx.checker.check_model(model, full_check=True)
-        module = to_module(model)
-        assert floats_of_another_dtype(module) == set()
-        run(module, widened(feeds_of(name, settings, inputs)))
+    model = build(name, dtype="float64", **{"opset": opset, **settings})
+    onnx.checker.check_model(model, full_check=True)
+    module = to_module(model)
+    assert floats_of_another_dtype(module) == set()
+    run(module, widened(feeds_of(name, settings, inputs)))
     assert {dtype for _, dtype in found} == {np.dtype(np.float64)}, found
 
 

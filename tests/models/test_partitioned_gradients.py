@@ -47,7 +47,9 @@ def test_gradients_over_devices(family: str, mesh: dict[str, int], tmp_path: Pat
     assert excess(made, mesh) <= max(EXCESS, MORE * excess(forward, mesh))
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize(
+    "mesh", [*(pytest.param(mesh, marks=pytest.mark.slow) for mesh in MESHES[:-1]), MESHES[-1]], ids=str
+)
 def test_wide_convolutions_have_their_share_of_flops(mesh: dict[str, int]) -> None:
     made = irpar.gradients(build("resnet", preset="tiny", width=64))
     assert excess(irpar.partition(annotated(made, "resnet", mesh), mesh), mesh) <= EXCESS

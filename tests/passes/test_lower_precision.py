@@ -58,7 +58,7 @@ def test_a_mask_stays_a_number_in_float16():
 
 @pytest.mark.parametrize(
     ("precision", "engine"),
-    [("fp16", "ort"), pytest.param("fp16", "numpy", marks=pytest.mark.slow), ("bf16", "numpy")],
+    [("fp16", "ort"), *(pytest.param(precision, "numpy", marks=pytest.mark.slow) for precision in ("fp16", "bf16"))],
 )
 def test_training_in_each_precision_is_near_that_of_float32(precision, engine):
     model = models.build("gpt", preset="tiny")
@@ -78,14 +78,15 @@ def test_training_in_each_precision_is_near_that_of_float32(precision, engine):
     )
 
 
-def test_narrow_steps_are_equal_over_devices():
-    step = irpar.train_step(models.build("mlp"), loss="mse", precision="fp16", loss_scale="dynamic")
+@pytest.mark.parametrize(("precision", "scale", "near"), [("fp16", "dynamic", 5e-3), ("bf16", "none", 4e-2)])
+def test_narrow_steps_are_equal_over_devices(precision, scale, near):
+    step = irpar.train_step(models.build("mlp"), loss="mse", precision=precision, loss_scale=scale)
     data = batches(step)
     losses, _ = trained(irpar.partition(step, "d=1"), data, engine="numpy")
     step.shard("x", ["dp", None])
     step.shard("fc1.weight", [None, "tp"])
     others, _ = trained(irpar.partition(step, "dp=2,tp=2"), data, engine="numpy")
-    np.testing.assert_allclose(others, losses, rtol=5e-3)
+    np.testing.assert_allclose(others, losses, rtol=near)
 
 
 def test_other_names_are_refused():

@@ -25,6 +25,7 @@ from irpar.output.plan import Plan, make_plan
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.pass_manager.default_pipeline import COMPLETE, MOVES, NORMALISE
 from irpar.sharding import Axis, Mesh
+from tests.budget import pairs
 
 MESHES = ({"tp": 2}, {"dp": 2, "tp": 4}, {"x": 3})
 
@@ -62,8 +63,9 @@ def planned(module: Module) -> Plan:
     return make_plan(module, module.mesh, parts_of(module, module.mesh), pipeline="", source={}, original={})
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("name", ["mlp", "gpt", "bert", "recurrent", "resnet", "dlrm"])
+@pytest.mark.parametrize(
+    ("name", "mesh"), pairs(["mlp", "gpt", "bert", "recurrent", "resnet", "dlrm"], MESHES), ids=str
+)
 def test_what_is_searched_for_is_what_is_predicted(name: str, mesh: dict[str, int], tmp_path: Path) -> None:
     path, suggestion = suggested(tmp_path, name, mesh)
     for network in ("bytes", "a100-pcie", "cpu-ethernet"):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from irpar.passes.autodiff import GradientError
+from tests.budget import pairs
 from tests.ops.gradients.proof import check_sample, feeds_of, gradients_of, module_of, run
 from tests.ops.rule_proof import Constant, Sample
 
@@ -40,7 +41,7 @@ def test_an_image_of_one_element_that_is_reflected() -> None:
     check_sample(Sample("GridSample", (floats(2, 3, 1, 4), floats(2, 4, 3, 2, seed=1)), attributes, version=20))
 
 
-@pytest.mark.parametrize(("mode", "half"), [*itertools.product(["avg", "max"], ["half_pixel", "output_half_pixel"])])
+@pytest.mark.parametrize(("mode", "half"), pairs(["avg", "max"], ["half_pixel", "output_half_pixel"]))
 def test_roi_align(mode: str, half: str) -> None:
     regions = np.float32([[0.3, 0.2, 5.1, 6.3], [2.2, 1.1, 2.7, 9.4], [1.3, 0.4, 3.9, 3.3]])
     size = {"output_height": 2, "output_width": 3, "sampling_ratio": 2, "spatial_scale": 0.9}

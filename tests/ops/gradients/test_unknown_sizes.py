@@ -10,6 +10,7 @@ from irpar.ir import UNKNOWN, Builder, DType, Module, TensorType
 from irpar.kernels import lookup
 from irpar.passes.autodiff import GradientError
 from irpar.passes.infer_types import InferTypes
+from tests.budget import of_each, pairs
 from tests.ops.gradients.proof import check_module, decomposed, feeds_of, is_float, module_of
 from tests.ops.gradients.test_samples import has_gradient
 from tests.ops.rule_proof import Sample
@@ -93,8 +94,11 @@ def hidden_module(sample: Sample, dtype: Any, known: int) -> Module | None:
     return module if any(value.dtype.numpy == dtype for value in module.graph.outputs) else None
 
 
-@pytest.mark.parametrize("sample", [*filter(has_gradient, SAMPLES)], ids=str)
-@pytest.mark.parametrize("known", [0, 2])
+@pytest.mark.parametrize(
+    ("sample", "known"),
+    pairs(of_each(lambda sample: sample.operator, [*filter(has_gradient, SAMPLES)]), [0, 2]),
+    ids=str,
+)
 def test_gradient_without_sizes_is_right_or_refused(sample: Sample, known: int) -> None:
     for dtype in (np.float64, np.float32):
         module = hidden_module(sample, dtype, known)

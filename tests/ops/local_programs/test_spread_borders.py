@@ -1,6 +1,7 @@
 """ConvTranspose over sharded places: the borders of the result are sent where that is less, and the numbers are right."""
 
 import itertools
+from random import Random
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import irpar
 from irpar.ir import Module
 from irpar.ir.text.files import parse_module
+from tests.budget import budget
 
 
 def model(size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], outputs: int) -> Module:
@@ -36,10 +38,10 @@ CASES = [
 
 @pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_numbers(parts: int) -> None:
-    random = np.random.default_rng(0)
-    for case in CASES:
+    random = Random(0)
+    for case in random.sample(CASES, budget(len(CASES))):
         module = model(*case)
-        x = random.integers(-4, 5, (2, 4, case[0])).astype(np.float32)
+        x = np.float32([random.randrange(-4, 5) for _ in range(8 * case[0])]).reshape(2, 4, case[0])
         expected = irpar.partition(module, "one=1").run({"x": x}, engine="numpy")["y"]
         module.shard("x", [None, None, ["sp"]])
         module.shard("y", [None, None, ["sp"]])

@@ -1,5 +1,7 @@
 """The same small collectives again and again: right each time, and what differs one time stops the run as the first time."""
 
+from typing import Any
+
 import pytest
 
 from .launched_ranks import Ended, run_ranks, seconds_after_fault
@@ -9,15 +11,19 @@ from .mpi_libraries import find
 ROUNDS = "12"
 IN_PIECES = "10"
 """The number of an all-reduce of which each of four ranks reduces a piece."""
-ELSEWHERE = [
-    ("id", "rank 1 (a=0, b=1) is at AllReduce id=99 over a with f32[3]"),
-    pytest.param(*("shape", "rank 1 (a=0, b=1) is at AllReduce id=0 over a with f32[5]"), marks=pytest.mark.slow),
-    pytest.param(
-        *(f"id:{IN_PIECES}", "rank 1 (a=0, b=1) is at AllReduce id=99 over a,b with f32[9001]"), marks=pytest.mark.slow
-    ),
-    (f"shape:{IN_PIECES}", f"rank 1 (a=0, b=1) is at AllReduce id={IN_PIECES} over a,b with f32[9003]"),
-]
+ELSEWHERE = {
+    "id": "rank 1 (a=0, b=1) is at AllReduce id=99 over a with f32[3]",
+    "shape": "rank 1 (a=0, b=1) is at AllReduce id=0 over a with f32[5]",
+    f"id:{IN_PIECES}": "rank 1 (a=0, b=1) is at AllReduce id=99 over a,b with f32[9001]",
+    f"shape:{IN_PIECES}": f"rank 1 (a=0, b=1) is at AllReduce id={IN_PIECES} over a,b with f32[9003]",
+}
 """What rank 1 does instead of what the others do, and what they tell of it."""
+
+
+def elsewhere(quick: str) -> list[Any]:
+    """All of `ELSEWHERE`, of which one is quick."""
+    slow = pytest.mark.slow
+    return [pytest.param(*case, marks=() if case[0] == quick else slow) for case in ELSEWHERE.items()]
 
 
 def check_all(ended: list[Ended]) -> None:
@@ -26,7 +32,7 @@ def check_all(ended: list[Ended]) -> None:
         assert "all are right" in each.out
 
 
-@pytest.mark.parametrize("what", ["", "hurried"])
+@pytest.mark.parametrize("what", [pytest.param("", marks=pytest.mark.slow), "hurried"])
 def test_processes(what: str) -> None:
     check_all(run_ranks(4, "processes", "again", ROUNDS, what))
 
@@ -34,7 +40,7 @@ def test_processes(what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        *ELSEWHERE,
+        *elsewhere(quick=f"shape:{IN_PIECES}"),
         ("end", "rank 1 (a=0, b=1) failed"),
         pytest.param(f"end:{IN_PIECES}", "rank 1 (a=0, b=1) failed", marks=pytest.mark.slow),
     ],
@@ -53,16 +59,14 @@ def run_mpi(*words: str, cores: str = "4", launch: tuple[str, ...] = ()) -> Ende
     return found.run(4, MPI_PROGRAMS, "crowded", cores, "again", ROUNDS, *words, launch=launch)
 
 
-@pytest.mark.parametrize(
-    "cores", [pytest.param("1", marks=pytest.mark.slow), "2", pytest.param("3", marks=pytest.mark.slow), "4"]
-)
+@pytest.mark.parametrize("cores", [*(pytest.param(cores, marks=pytest.mark.slow) for cores in "123"), "4"])
 def test_mpi(cores: str) -> None:
     ended = run_mpi(cores=cores)
     assert ended.code == 0, ended.err
     assert ended.out.count("all are right") == 4
 
 
-@pytest.mark.parametrize(("what", "told"), ELSEWHERE)
+@pytest.mark.parametrize(("what", "told"), elsewhere(quick="id"))
 @pytest.mark.parametrize("cores", [pytest.param("2", marks=pytest.mark.slow), "4"])
 def test_mpi_where_one_does_something_else(what: str, told: str, cores: str) -> None:
     ended = run_mpi(what, cores=cores)

@@ -102,6 +102,7 @@ def test_a_rank_that_is_killed_ends_the_run(folder: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_ends_the_run(folder: Path) -> None:
     run = Run(folder)
     os.kill(run.ranks[1], signal.SIGSTOP)

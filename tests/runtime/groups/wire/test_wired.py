@@ -22,7 +22,6 @@ from irpar.runtime.groups.wire.sockets import listen_address
 from irpar.runtime.launch.environment import World
 from irpar.runtime.launch.token import made_token
 from irpar.sharding import Axis, Mesh, asked_by_command
-from tests.budget import pairs
 from tests.patience import SECONDS, patient
 from tests.runtime.groups.collective_cases import cases, check
 from tests.runtime.groups.hosts_group import HostsGroup
@@ -267,18 +266,17 @@ def test_inputs_go_on_while_the_driver_computes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "ending"),
-    pairs(
-        ["hosts", "processes"],
-        [
-            ("forgets", "its program closed the executor without serving", "call executor.serve() on all ranks but"),
-            ("fails", "the disk is gone", "buy another"),
-        ],
-    ),
-    ids=str,
+    ("how", "what", "do"),
+    [
+        pytest.param(
+            *("forgets", "its program closed the executor without serving", "call executor.serve() on all ranks but"),
+            marks=pytest.mark.slow,
+        ),
+        ("fails", "the disk is gone", "buy another"),
+    ],
 )
-def test_a_rank_whose_program_does_not_serve_tells_why(group: str, ending: tuple[str, str, str]) -> None:
-    how, what, do = ending
+@pytest.mark.parametrize("group", [pytest.param("hosts", marks=pytest.mark.slow), "processes"])
+def test_a_rank_whose_program_does_not_serve_tells_why(group: str, how: str, what: str, do: str) -> None:
     ranks = run_ranks(4, group, "unserved", how)
     for rank in (0, 1, 3):
         assert ranks[rank].code == 1
@@ -526,6 +524,7 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return found
 
 
+@pytest.mark.slow
 def test_ranks_of_mpiexec_find_each_other_without_an_address(library: Library) -> None:
     ended = library.run(2, PROGRAMS, "hosts", "collectives", "x=2", "0:3")
     assert ended.code == 0, ended.err
