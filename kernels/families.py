@@ -33,7 +33,7 @@ _FAMILIES = {
     "indexing": (
         "ArgMax:1 ArgMin:1 Compress:9 CumProd:26 CumSum:11 Gather:1 GatherElements:11 GatherND:11 NonZero:9 "
         "OneHot:9 ReverseSequence:10 Scatter:9 ScatterElements:11 ScatterND:11 TensorScatter:24 TopK:10 "
-        "Unique:11 ai.onnx.ml::ArrayFeatureExtractor:1"
+        "Unique:11 ai.onnx.ml::ArrayFeatureExtractor:1 irpar::AddRows:1"
     ),
     "linear_attention": (
         "CausalConvWithState:27 LinearAttention:27 com.microsoft::CausalConvWithState:1 "

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .expression import DTYPES
 from .faults import FAULTS
 from .operands import check_same_dtype, contiguous_result, narrow, normalize_axis, one_of, to_int, widen, written
 from .registry import Array, ArrayModule, HostArray, Shaped, kernel
@@ -103,6 +104,33 @@ def scatter_nd(
     if updates.shape != expected:
         raise ValueError(f"updates must have shape {expected}, not {updates.shape}")
     return scattered(xp, x, _nd_coordinates(xp, indices, x.shape, 0), updates, reduction, out)
+
+
+@kernel("AddRows", since=1, domain="irpar")
+def add_rows(
+    xp: ArrayModule,
+    indices: Array,
+    updates: Array,
+    x: Array | None = None,
+    *,
+    length: int,
+    to: str,
+    out: Array | None = None,
+) -> Array:
+    """Sums of the rows of each index, rounded, added to the rows of x; or beside rows of zeros.
+
+    Args:
+        xp: the array module.
+        indices: of rows.
+        updates: a row for each index, of the dtype in which they are added.
+        x: what they are added to.
+        length: how many rows there are.
+        to: the dtype of x and of the result, as expressions name it.
+        out: what the result is written to, where it has its shape and dtype.
+    """
+    zeros = xp.zeros((length, *updates.shape[indices.ndim :]), updates.dtype)
+    sums = narrow(scatter_nd(xp, zeros, indices[..., None], updates, reduction="add"), DTYPES[to])
+    return written(xp, sums if x is None else narrow(widen(x) + widen(sums), x.dtype), out)
 
 
 @kernel("TensorScatter", since=24)

@@ -31,6 +31,7 @@ ALONE_FACTOR = 4.0
 STAND_INS = frozenset(
     ("irpar", name)
     for name in (
+        "AddRows",
         "AttentionForward",
         "AttentionGradient",
         "ConvChannelsLast",

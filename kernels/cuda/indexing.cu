@@ -9,6 +9,9 @@
 #ifndef PLACE
 #define PLACE long long
 #endif
+#ifndef APART
+#define APART 0
+#endif
 
 #if BYTES == 1
 typedef unsigned char Unit;
@@ -42,19 +45,30 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// y[indices[place], :] += updates[place, :], in the order of the places: the same sums at every run.
+// y[indices[place], :] += updates[place, :], in the order of the places: the same sums at every run. APART: updates are as
+// wide as they are added, and their sum is rounded before it is added to a row.
 //
 // A block for each place. That of the first place of an index adds the rows of all places of it, others end at once.
+#if APART
+typedef Wide Update;
+__device__ __forceinline__ Wide update_value(Update x) { return x; }
+#else
+typedef Element Update;
+__device__ __forceinline__ Wide update_value(Update x) { return widened(x); }
+#endif
+
 constexpr int THREADS = 256;
 constexpr int COLUMNS = 8;  // of a thread
-constexpr int TILE = 4 * THREADS;
+constexpr int EACH = 4;     // places that a thread looks at
+constexpr int TILE = EACH * THREADS;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    add_rows(const PLACE* __restrict__ indices, const Element* __restrict__ updates, Element* __restrict__ y,
+    add_rows(const PLACE* __restrict__ indices, const Update* __restrict__ updates, Element* __restrict__ y,
              bool* fault, unsigned places, unsigned length, unsigned inner) {
   extern __shared__ __align__(16) unsigned char shared[];
-  unsigned char* is_same = shared;                              // TILE flags
-  volatile int* found = reinterpret_cast<int*>(shared + TILE);  // for two tiles in turn
+  unsigned char* is_same = shared;  // EACH flags of each thread
+  const unsigned* words = reinterpret_cast<const unsigned*>(shared);
+  volatile int* found = reinterpret_cast<int*>(shared + THREADS);  // for two tiles in turn
   const unsigned own = blockIdx.x, first_column = blockIdx.y * THREADS * COLUMNS + threadIdx.x;
   const Index given = indices[own], wanted = given < 0 ? given + length : given;
   if (wanted < 0 || wanted >= length) {
@@ -77,29 +91,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int i = 0; i < COLUMNS; ++i) {
     unsigned column = first_column + i * THREADS;
-    sums[i] = column < inner ? widened(row[column]) : Wide(0);
+    sums[i] = !APART && column < inner ? widened(row[column]) : Wide(0);
   }
   int turn = 0;
   for (unsigned start = own; start < places; start += TILE, turn ^= 1) {
-    for (int i = threadIdx.x; i < TILE; i += THREADS) {
-      bool same = false;
-      if (start + i < places) {
-        Index other = indices[start + i];
-        same = (other < 0 ? other + length : other) == wanted;
-      }
-      is_same[i] = same;
-      if (same) found[turn] = 1;
+    unsigned flags = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      unsigned place = start + threadIdx.x * EACH + i;
+      if (place >= places) break;
+      Index other = indices[place];
+      if ((other < 0 ? other + length : other) == wanted) flags |= 1u << i;
     }
+    is_same[threadIdx.x] = flags;
+    if (flags) found[turn] = 1;
     __syncthreads();
     if (threadIdx.x == 0) found[turn ^ 1] = 0;
     if (found[turn]) {
-      for (int i = 0; i < TILE; ++i) {
-        if (!is_same[i]) continue;
-        const Element* update = updates + static_cast<Index>(start + i) * inner;
+      for (int i = 0; i < THREADS / 4; ++i) {
+        for (unsigned word = words[i], bit = 0; word; word >>= 1, ++bit) {
+          if (!(word & 1)) continue;
+          unsigned place = start + (4 * i + bit / 8) * EACH + bit % 8;
+          const Update* update = updates + static_cast<Index>(place) * inner;
 #pragma unroll
-        for (int j = 0; j < COLUMNS; ++j) {
-          unsigned column = first_column + j * THREADS;
-          if (column < inner) sums[j] += widened(update[column]);
+          for (int j = 0; j < COLUMNS; ++j) {
+            unsigned column = first_column + j * THREADS;
+            if (column < inner) sums[j] += update_value(update[column]);
+          }
         }
       }
     }
@@ -108,7 +126,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int i = 0; i < COLUMNS; ++i) {
     unsigned column = first_column + i * THREADS;
-    if (column < inner) row[column] = narrowed(sums[i]);
+    if (column >= inner) continue;
+    row[column] = narrowed(APART ? widened(row[column]) + widened(narrowed(sums[i])) : sums[i]);
   }
 }
 

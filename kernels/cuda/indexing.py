@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..expression import DTYPES
 from ..faults import FAULTS
-from ..operands import BFLOAT16, contiguous_result, normalize_axis
+from ..operands import BFLOAT16, FLOAT32, contiguous_result, normalize_axis
 from ..registry import Array, HostArray
 from .copies import copy_into, in_order, merged
 from .gpu import Gpu
@@ -87,12 +88,45 @@ def scatter_nd(
     y = contiguous_result(out, x.shape, x.dtype, gpu)
     if not copy_into(gpu, x, y):
         return None
-    inner = math.prod(x.shape[1:])
-    program = Program.file("indexing.cu", ELEMENT=ELEMENTS[x.dtype], PLACE=_PLACES[indices.dtype])
+    _launch_add_rows(gpu, indices, updates, y, word, is_apart=False)
+    return y
+
+
+def _launch_add_rows(gpu: Gpu, indices: Array, updates: Array, y: Array, word: Array, is_apart: bool) -> None:
+    """Add rows in place; apart: of float32 to those of any float, rounded before."""
+    inner = math.prod(y.shape[1:])
+    element, place = ELEMENTS[y.dtype], _PLACES[indices.dtype]
     operands = (in_order(gpu, indices), in_order(gpu, updates), y, word)
-    sizes = map(np.uint32, (indices.size, x.shape[0], inner))
+    sizes = map(np.uint32, (indices.size, y.shape[0], inner))
     grid = (indices.size, -(-inner // _COLUMNS))
-    gpu.launch(program, "add_rows", grid, _THREADS, (*operands, *sizes), 4 * _THREADS + 8)
+    program = Program.file("indexing.cu", ELEMENT=element, PLACE=place, APART=int(is_apart))
+    gpu.launch(program, "add_rows", grid, _THREADS, (*operands, *sizes), _THREADS + 8)
+
+
+@cuda_kernel("AddRows", since=1, domain="irpar")
+def add_rows(
+    gpu: Gpu,
+    indices: Array,
+    updates: Array,
+    x: Array | None = None,
+    *,
+    length: int,
+    to: str,
+    out: Array | None = None,
+) -> Array | None:
+    """Sums of rows of an index, added to a copy of x, or put into zeros."""
+    dtype = DTYPES[to]
+    if ELEMENTS.get(dtype, 3) == 3 or updates.dtype != FLOAT32 or indices.dtype not in _PLACES:
+        return None
+    word, inner = _outside(length, 0), updates.shape[indices.ndim :]
+    if word is None or not 0 < indices.size <= _MOST_ADDED or not length:
+        return None
+    y = contiguous_result(out, (length, *inner), dtype, gpu)
+    if x is None:
+        y.fill(0)
+    elif x.dtype != dtype or x.shape != y.shape or not copy_into(gpu, x, y):
+        return None
+    _launch_add_rows(gpu, indices, updates, y, word, is_apart=True)
     return y
 
 
@@ -123,3 +157,5 @@ def all_programs() -> Iterator[Program]:
         yield Program.file("indexing.cu", BYTES=width, PLACE="int")
     for element in ELEMENTS.values():
         yield Program.file("indexing.cu", ELEMENT=element, PLACE="long long")
+    for element in (0, 1, 2):
+        yield Program.file("indexing.cu", ELEMENT=element, PLACE="long long", APART=1)

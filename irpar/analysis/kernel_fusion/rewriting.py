@@ -8,6 +8,7 @@ from irpar.analysis.segments import is_segment, stretches
 from irpar.ir import DOMAIN, Graph, Node, Strings, Value, captured_or_read, inherit
 from irpar.ir.module import IRPAR_OPSET
 
+from .added_rows import AddedRows, added_rows
 from .alike import Alike, join_alike
 from .attention import attentions
 from .attention_form import VERSION, Attention
@@ -21,7 +22,7 @@ from .order import turned
 from .products import Product, join_products
 from .turned_products import TurnedProduct, turned_products
 
-Rewritten = Forward | Gradient | LossForward | LossGradient | ScoresProduct | TurnedProduct | JoinedHeads
+Rewritten = Forward | Gradient | LossForward | LossGradient | ScoresProduct | TurnedProduct | JoinedHeads | AddedRows
 Unit = Group | Attention | Rewritten | Product | Alike
 
 
@@ -76,7 +77,7 @@ def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit | Node], set[N
     plain, unread = attentions(stretch.nodes, stretch.kept, version)
     found: list[Attention | Rewritten] = [*plain]
     if not version:
-        for search in (trainings, losses, turned_products, joined_heads):
+        for search in (trainings, losses, turned_products, joined_heads, added_rows):
             found += search(stretch.nodes, stretch.kept, {node for one in found for node in one.members})
     gone = unread.union(*(attention.members for attention in found))
     if any(value.node in gone for value in stretch.over):

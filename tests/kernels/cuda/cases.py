@@ -9,6 +9,7 @@ import numpy as np
 
 from irpar.kernels import lookup
 from irpar.kernels.cuda import lookup as cuda_lookup
+from irpar.kernels.cuda.expression_problem import NAMES
 from irpar.kernels.cuda.registry import CudaKernel
 from irpar.kernels.faults import FAULTS
 
@@ -131,6 +132,13 @@ def scatters(numbers: np.random.Generator) -> list[Case]:
             ids = numbers.integers(-rows, rows, (count, 1))
             updates = numbers.standard_normal((count, *inner)).astype(dtype)
             found.append(Case("ScatterND", 18, (x, ids, updates), {"reduction": "add"}, is_exact=False))
+        if dtype.itemsize < 8:
+            ids = numbers.integers(-50, 50, (3, 400)).astype(np.int32)
+            updates = numbers.standard_normal((3, 400, 2, 130)).astype(np.float32)
+            facts = {"length": 50, "to": NAMES[dtype]}
+            x = numbers.standard_normal((50, 2, 130)).astype(dtype)
+            for operands in ((ids, updates), (ids, updates, x)):
+                found.append(Case("AddRows", 1, operands, facts, is_exact=dtype.itemsize == 2, domain="irpar"))
         zeros = np.broadcast_to(np.zeros((), dtype), (9, 4))
         ids = numbers.integers(0, 9, (5, 2, 1)).astype(np.int32)
         turned = numbers.standard_normal((2, 5, 4)).astype(dtype).transpose(1, 0, 2)

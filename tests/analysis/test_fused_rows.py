@@ -1,0 +1,56 @@
+"""Rows that are added by index, without a table of zeros."""
+
+import numpy as np
+import pytest
+
+from irpar.analysis.kernel_fusion import Stretch, stand_ins
+from irpar.ir import Module, Node, parse_module
+from irpar.passes.infer_types import InferTypes
+from tests.passes.fuse_kernels.texts import computed
+
+ADDED = """
+    graph @g(%ids: i64[2, 3], %rows: f32[2, 3, 4], %x: f16[9, 4]) -> (%y) opset 21 {
+        %zero = constant : f32[] 0.0
+        %shape = constant : i64[2] [9, 4]
+        %last = constant : i64[1] [-1]
+        %zeros = Expand(%zero, %shape) : ?
+        %places = Unsqueeze(%ids, %last) : ?
+        %s = ScatterND(%zeros, %places, %rows) {reduction="add"} : ?
+        %c = Cast(%s) {to=10} : ?
+        %y = Add(%x, %c) : ?
+    }
+"""
+
+
+def added(text: str) -> tuple[Module, list[Node]]:
+    module = parse_module(text)
+    InferTypes().run(module)
+    return module, stand_ins(Stretch(list(module.graph), set(module.graph.outputs)))
+
+
+@pytest.mark.parametrize("gives", ["%y", "%y, %c"], ids=["added to others", "put into zeros"])
+def test_rows_are_added_without_zeros(gives: str) -> None:
+    module, nodes = added(ADDED.replace("-> (%y)", f"-> ({gives})"))
+    assert [node.op_type for node in nodes if node.domain] == ["AddRows", *(["Fused"] if "%c" in gives else [])]
+    assert not {"Expand", "ScatterND"} & {node.op_type for node in nodes}
+    random = np.random.default_rng(0)
+    ids = np.array([[1, -1, 1], [0, 8, 8]])
+    inputs = [ids, *(random.standard_normal(v.shape).astype(v.dtype.numpy) for v in module.graph.inputs[1:])]
+    for found, right in zip(computed(module, inputs, nodes), computed(module, inputs), strict=True):
+        np.testing.assert_allclose(found.astype(np.float64), right.astype(np.float64), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("f32[] 0.0", "f32[] 1.0"),
+        ('{reduction="add"}', '{reduction="max"}'),
+        ("-> (%y)", "-> (%y, %s)"),
+        ("%places = Unsqueeze(%ids, %last) : ?", "%p = Unsqueeze(%ids, %last) : ?\n        %places = Neg(%p) : ?"),
+    ],
+    ids=["no zeros", "no sums", "sums that are read", "other places"],
+)
+def test_what_stays(old: str, new: str) -> None:
+    assert old in ADDED
+    _, nodes = added(ADDED.replace(old, new))
+    assert "ScatterND" in {node.op_type for node in nodes}
