@@ -48,9 +48,12 @@ def unit_of(node: Node, stretch: Stretch) -> Unit | None:
         return None
 
 
-def _simple(node: Node, reads: tuple[Value, ...], write: Callable[[Writer], list[Value]]) -> Unit:
+def _simple(
+    node: Node, reads: tuple[Value, ...], write: Callable[[Writer], list[Value]], is_fused: bool = False
+) -> Unit:
     """A node that reads images, and makes some."""
-    return Unit((node,), tuple(value for value in reads if not value.is_constant), node.results, write)
+    images = tuple(value for value in reads if not value.is_constant)
+    return Unit((node,), images, node.results, write, is_fused=is_fused)
 
 
 def _type(value: Value) -> TensorType:
@@ -78,7 +81,7 @@ def _elementwise(node: Node, stretch: Stretch) -> Unit:
         )
         return [made]
 
-    return _simple(node, images, write)
+    return _simple(node, images, write, is_fused=True)
 
 
 def _along(node: Node, stretch: Stretch) -> Unit:
@@ -176,7 +179,7 @@ def _norm(node: Node, stretch: Stretch) -> Unit:
     x = needed(node, 0)
     if image(x).dtype not in FLOATS or not is_inference(node):
         raise CannotTellError("statistics of its own")
-    return _simple(node, (x,), lambda w: [scaled_and_shifted(node, w.last(x), _type(node.result), w)])
+    return _simple(node, (x,), lambda w: [scaled_and_shifted(node, w.last(x), _type(node.result), w)], is_fused=True)
 
 
 def _reduction(node: Node, stretch: Stretch) -> Unit:

@@ -9,10 +9,10 @@ from irpar.ir import Graph, Node, Value
 
 from .layout import lies_alike
 from .operators import unit_of
-from .units import Unit, turning
+from .units import Unit, moved, turning
 from .writer import Writer
 
-OLDEST_OPSET = 13
+OLDEST_OPSET = 9
 """The first in which all that is written has the operands that it is written with."""
 
 
@@ -75,6 +75,8 @@ def _chosen(units: Sequence[Unit]) -> list[Unit]:
         maker, takers = makers.get(value), readers.get(value, [])
         for unit in takers:
             cut.arc(unit, ("last", value))
+            if unit.is_fused:
+                _price_view(cut, unit, maker, moved(value))
         if maker is None:
             cut.to_sink(("last", value), turning(value))
             continue
@@ -88,6 +90,15 @@ def _chosen(units: Sequence[Unit]) -> list[Unit]:
             cut.to_sink(maker, turning(value))
     chosen = cut.source_side()
     return [unit for unit in units if unit in chosen]
+
+
+def _price_view(cut: MinCut, taker: Unit, maker: Unit | None, cost: int) -> None:
+    """What it costs that a kernel reads elements that lie apart: it is turned behind one rather than before it."""
+    if maker is None:
+        cut.to_sink(taker, cost)
+    else:
+        cut.arc(taker, maker, cost)
+        cut.arc(maker, taker, cost)
 
 
 class _Rewriting:

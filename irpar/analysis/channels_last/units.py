@@ -27,6 +27,8 @@ class Unit:
         keeps: results that lie as they did.
         saved: bytes that fewer are moved then; below zero: that more are.
         write: what writes them then.
+        is_fused: whether a kernel computes them that reads a turned image as a view, and so elements that lie apart;
+            others copy it in order.
     """
 
     members: tuple[Node, ...]
@@ -35,6 +37,7 @@ class Unit:
     write: Write
     saved: int = 0
     keeps: tuple[Value, ...] = ()
+    is_fused: bool = False
 
     @property
     def last(self) -> Node:
