@@ -34,28 +34,35 @@ struct Following {
     return value;
   }
 
-  __device__ __forceinline__ Element operator()(float sum, Index place, int feature) const {
+  __device__ __forceinline__ Element operator()(float sum, int place, int feature) const {
     if (bias != nullptr) sum += widened(bias[feature]);
     if (residual != nullptr) sum += widened(residual[place]);
     return narrowed(activated(sum));
   }
 
-  // The same for a chunk, of which the place is that of its first element.
-  __device__ __forceinline__ Chunk operator()(const float (&sums)[WIDTH], Index place, int feature) const {
-    float values[WIDTH];
-#pragma unroll
-    for (int i = 0; i < WIDTH; ++i) values[i] = sums[i];
-    if (bias != nullptr) add(values, bias + feature);
-    if (residual != nullptr) add(values, residual + place);
+  // The same for a chunk, with what there is of a bias and a residual.
+  __device__ __forceinline__ Chunk operator()(float (&sums)[WIDTH], const Chunk& own_bias,
+                                              const Chunk& own_residual) const {
+    if (bias != nullptr) add(sums, own_bias);
+    if (residual != nullptr) add(sums, own_residual);
     Chunk made;
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) made.of[i] = narrowed(activated(values[i]));
+    for (int i = 0; i < WIDTH; ++i) made.of[i] = narrowed(activated(sums[i]));
     return made;
   }
 
-  static __device__ __forceinline__ void add(float (&values)[WIDTH], const Element* from) {
-    const Chunk chunk = *reinterpret_cast<const Chunk*>(from);
+  // The same, read for the chunk whose first element lies at a place.
+  __device__ __forceinline__ Chunk operator()(float (&sums)[WIDTH], int place, int feature) const {
+    Chunk own_bias = {}, own_residual = {};
+    if (bias != nullptr) own_bias = read(bias + feature);
+    if (residual != nullptr) own_residual = read(residual + place);
+    return (*this)(sums, own_bias, own_residual);
+  }
+
+  static __device__ __forceinline__ Chunk read(const Element* from) { return *reinterpret_cast<const Chunk*>(from); }
+
+  static __device__ __forceinline__ void add(float (&sums)[WIDTH], const Chunk& chunk) {
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) values[i] += widened(chunk.of[i]);
+    for (int i = 0; i < WIDTH; ++i) sums[i] += widened(chunk.of[i]);
   }
 };

@@ -32,7 +32,7 @@ _THREADS, _CHUNK_BYTES, _STEP_BYTES = 256, 16, 128
 _STRIP = 4
 """Places that a thread computes of a convolution of single channels."""
 _MOST_LANES = 16
-_MOST_ELEMENTS, _LONGEST = 2**31 - 1, 2**14
+_MOST_ELEMENTS, _LONGEST = 2**30, 2**14
 _NONE = np.uint64(0)
 
 
@@ -226,7 +226,7 @@ def _with_even_channels(call: _Call, kept: Kept) -> _Call:
 
     def make(x: Array) -> Array:
         made = call.gpu.empty((*x.shape[:-1], padded), x.dtype)
-        numbers = np.int64(math.prod(x.shape[:-1])), np.int32(x.shape[-1]), np.int32(padded)
+        numbers = [np.int32(size) for size in (math.prod(x.shape[:-1]), x.shape[-1], padded)]
         blocks = min(-(-math.prod(made.shape) // _THREADS), 32 * call.gpu.multiprocessors)
         call.gpu.launch(_direct(call.element), "pad_channels", blocks, _THREADS, (x, made, *numbers))
         return made
@@ -259,7 +259,7 @@ def _join(call: _Call, parts: Array, splits: int, following: list[Any]) -> None:
     count, total = math.prod(call.y.shape), call.y.shape[-1]
     is_whole = call.is_whole(total)
     each = _CHUNK_BYTES // call.x.itemsize if is_whole else 1
-    numbers = np.int64(count), np.int32(total), np.int32(splits), np.int32(is_whole)
+    numbers = [np.int32(number) for number in (count, total, splits, is_whole)]
     blocks = -(-count // (each * _THREADS))
     call.gpu.launch(_direct(call.element), "join", blocks, _THREADS, (parts, call.y, *following, *numbers))
 

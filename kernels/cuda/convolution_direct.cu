@@ -1,5 +1,5 @@
 // Convolutions with channels last without products of matrices: of channels in small groups; and what goes before and
-// behind those by products.
+// behind those by products. Places in arrays are numbers of 32 bits.
 
 #include "channels_last.cuh"
 
@@ -7,7 +7,7 @@ constexpr int THREADS = 256;
 constexpr int STRIP = 4;  // places side by side that a thread computes
 
 // Each channel with a kernel of its own. A thread computes WIDTH channels of STRIP places; a block `lanes` times so many
-// channels, whose kernels it holds in shared memory, element of the window by element. Chunks of channels: grid y.
+// channels, whose kernels it holds in shared memory, element of the window by element. Blocks of channels: grid y.
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise(const Element* __restrict__ x, const Element* __restrict__ w, Element* __restrict__ y, FOLLOWING,
               int images, int channels, int lanes, GEOMETRY) {
@@ -17,19 +17,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int i = threadIdx.x; i < window * width; i += THREADS) {
     const int channel = i / window, element = i % window;
     kernels[element * width + channel] =
-        first + channel < channels ? widened(w[static_cast<Index>(first + channel) * window + element]) : 0.0f;
+        first + channel < channels ? widened(w[(first + channel) * window + element]) : 0.0f;
   }
   __syncthreads();
   const int own = threadIdx.x % lanes * WIDTH, channel = first + own, strips = (o2 + STRIP - 1) / STRIP;
-  const Index strip = static_cast<Index>(blockIdx.x) * (THREADS / lanes) + threadIdx.x / lanes;
-  if (strip >= static_cast<Index>(images) * o0 * o1 * strips || channel >= channels ||
-      static_cast<int>(threadIdx.x) >= THREADS / lanes * lanes)
-    return;
-  const Index line = strip / strips, image = line / o1 / o0;
-  const int place = static_cast<int>(strip % strips) * STRIP;
-  const int at0 = static_cast<int>(line / o1 % o0) * s0 - p0, at1 = static_cast<int>(line % o1) * s1 - p1;
-  const int at2 = place * s2 - p2;
-  const Element* from = x + image * n0 * n1 * n2 * channels + channel;
+  const int row = threadIdx.x / lanes, rows = THREADS / lanes, strip = blockIdx.x * rows + row;
+  if (row >= rows || strip >= images * o0 * o1 * strips || channel >= channels) return;
+  const int line = strip / strips, place = strip % strips * STRIP;
+  const int at0 = line / o1 % o0 * s0 - p0, at1 = line % o1 * s1 - p1, at2 = place * s2 - p2;
+  const Element* from = x + line / o1 / o0 * n0 * n1 * n2 * channels + channel;
   float sums[STRIP][WIDTH] = {};
   for (int a = 0; a < k0; ++a) {
     const int x0 = at0 + a * d0;
@@ -37,21 +33,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int b = 0; b < k1; ++b) {
       const int x1 = at1 + b * d1;
       if (x1 < 0 || x1 >= n1) continue;
-      const Element* row = from + static_cast<Index>(x0 * n1 + x1) * n2 * channels;
+      const Element* pixels = from + (x0 * n1 + x1) * n2 * channels;
       const float* kernel = kernels + (a * k1 + b) * k2 * width + own;
       for (int c = 0; c < k2; ++c, kernel += width) {
+        Chunk chunks[STRIP] = {};
+#pragma unroll
+        for (int t = 0; t < STRIP; ++t) {
+          const int x2 = at2 + t * s2 + c * d2;
+          if (x2 >= 0 && x2 < n2) chunks[t] = Following::read(pixels + x2 * channels);
+        }
         float factors[WIDTH];
 #pragma unroll
         for (int i = 0; i < WIDTH; i += 4)
           *reinterpret_cast<float4*>(factors + i) = *reinterpret_cast<const float4*>(kernel + i);
 #pragma unroll
-        for (int t = 0; t < STRIP; ++t) {
-          const int x2 = at2 + t * s2 + c * d2;
-          if (x2 < 0 || x2 >= n2) continue;
-          const Chunk chunk = *reinterpret_cast<const Chunk*>(row + static_cast<Index>(x2) * channels);
+        for (int t = 0; t < STRIP; ++t)
 #pragma unroll
-          for (int i = 0; i < WIDTH; ++i) sums[t][i] += widened(chunk.of[i]) * factors[i];
-        }
+          for (int i = 0; i < WIDTH; ++i) sums[t][i] += widened(chunks[t].of[i]) * factors[i];
       }
     }
   }
@@ -59,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int t = 0; t < STRIP; ++t) {
     if (place + t >= o2) continue;
-    const Index to = (line * o2 + place + t) * channels + channel;
+    const int to = (line * o2 + place + t) * channels + channel;
     *reinterpret_cast<Chunk*>(y + to) = following(sums[t], to, channel);
   }
 }
@@ -68,15 +66,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     grouped(const Element* __restrict__ x, const Element* __restrict__ w, Element* __restrict__ y, FOLLOWING, int images,
             int channels, int depth, int features, int total, GEOMETRY) {
-  const Index count = static_cast<Index>(images) * o0 * o1 * o2 * total, step = static_cast<Index>(gridDim.x) * THREADS;
+  const unsigned count = images * o0 * o1 * o2 * total, step = gridDim.x * THREADS;
   const Following following = {bias, residual, activation, low, high};
-  for (Index to = static_cast<Index>(blockIdx.x) * THREADS + threadIdx.x; to < count; to += step) {
-    const int feature = static_cast<int>(to % total);
-    const Index place = to / total, line = place / o2;
-    const int at0 = static_cast<int>(line / o1 % o0) * s0 - p0, at1 = static_cast<int>(line % o1) * s1 - p1;
-    const int at2 = static_cast<int>(place % o2) * s2 - p2;
+  for (unsigned to = blockIdx.x * THREADS + threadIdx.x; to < count; to += step) {
+    const int feature = to % total, place = to / total, line = place / o2;
+    const int at0 = line / o1 % o0 * s0 - p0, at1 = line % o1 * s1 - p1, at2 = place % o2 * s2 - p2;
     const Element* from = x + line / o1 / o0 * n0 * n1 * n2 * channels + feature / features * depth;
-    const Element* kernel = w + static_cast<Index>(feature) * k0 * k1 * k2 * depth;
+    const Element* kernel = w + feature * k0 * k1 * k2 * depth;
     float sum = 0.0f;
     for (int a = 0; a < k0; ++a) {
       const int x0 = at0 + a * d0;
@@ -87,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int c = 0; c < k2; ++c) {
           const int x2 = at2 + c * d2;
           if (x2 < 0 || x2 >= n2) continue;
-          const Element* taken = from + static_cast<Index>((x0 * n1 + x1) * n2 + x2) * channels;
+          const Element* taken = from + ((x0 * n1 + x1) * n2 + x2) * channels;
           const Element* factors = kernel + ((a * k1 + b) * k2 + c) * depth;
           for (int i = 0; i < depth; ++i) sum += widened(taken[i]) * widened(factors[i]);
         }
@@ -100,22 +96,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The sums of all parts, in their order, and what follows on them; WIDTH at once where the features are whole chunks.
 // y may be the parts, where there is one.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    join(const float* parts, Element* y, FOLLOWING, Index count, int total, int splits, int is_whole) {
+    join(const float* parts, Element* y, FOLLOWING, int count, int total, int splits, int is_whole) {
   const Following following = {bias, residual, activation, low, high};
-  const Index at = static_cast<Index>(blockIdx.x) * THREADS + threadIdx.x, place = is_whole ? at * WIDTH : at;
+  const int at = blockIdx.x * THREADS + threadIdx.x, place = is_whole ? at * WIDTH : at;
   if (place >= count) return;
-  const int feature = static_cast<int>(place % total);
+  const int feature = place % total;
+  const float* from = parts + place;
   if (!is_whole) {
     float sum = 0.0f;
-    for (int split = 0; split < splits; ++split) sum += parts[split * count + place];
+    for (int split = 0; split < splits; ++split, from += count) sum += *from;
     y[place] = following(sum, place, feature);
     return;
   }
   float sums[WIDTH] = {};
-  for (int split = 0; split < splits; ++split)
+#pragma unroll 4
+  for (int split = 0; split < splits; ++split, from += count)
 #pragma unroll
     for (int i = 0; i < WIDTH; i += 4) {
-      const float4 part = *reinterpret_cast<const float4*>(parts + split * count + place + i);
+      const float4 part = *reinterpret_cast<const float4*>(from + i);
       sums[i] += part.x, sums[i + 1] += part.y, sums[i + 2] += part.z, sums[i + 3] += part.w;
     }
   *reinterpret_cast<Chunk*>(y + place) = following(sums, place, feature);
@@ -123,10 +121,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // The same places with more channels, zeros behind those that there are.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    pad_channels(const Element* __restrict__ x, Element* __restrict__ y, Index places, int channels, int padded) {
-  const Index step = static_cast<Index>(gridDim.x) * THREADS;
-  for (Index i = static_cast<Index>(blockIdx.x) * THREADS + threadIdx.x; i < places * padded; i += step) {
-    const int channel = static_cast<int>(i % padded);
+    pad_channels(const Element* __restrict__ x, Element* __restrict__ y, int places, int channels, int padded) {
+  const unsigned step = gridDim.x * THREADS, count = static_cast<unsigned>(places) * padded;
+  for (unsigned i = blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
+    const int channel = i % padded;
     y[i] = channel < channels ? x[i / padded * channels + channel] : narrowed(0);
   }
 }

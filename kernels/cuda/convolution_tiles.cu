@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   __syncthreads();
   const int begin = blockIdx.y * steps, all = (k0 * k1 * k2 * depth + DEPTH - 1) / DEPTH;
   const int count = all - begin < steps ? all - begin : steps;
-  Copier copier(x + group * depth, w + static_cast<Index>(group) * features * k0 * k1 * k2 * depth, begins, sizes,
+  Copier copier(x + group * depth, w + group * features * k0 * k1 * k2 * depth, begins, sizes,
                 first_feature, begin, n0, n1, n2, k0, k1, k2, o0, o1, o2, s0, s1, s2, d0, d1, d2, p0, p1, p2);
 #pragma unroll
   for (int step = 0; step < STAGES - 1; ++step) {
@@ -151,5 +151,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   float* left = reinterpret_cast<float*>(shared);
   sums.leave(left);
   __syncthreads();
-  write_tile(left, y, parts, {bias, residual, activation, low, high}, sizes, first, first_feature, group, is_whole);
+  const Target target = {y, parts, first, first_feature, group};
+  const Following following = {bias, residual, activation, low, high};
+  if (is_whole && parts == nullptr)
+    write_chunks(left, target, following, sizes);
+  else
+    write_elements(left, target, following, sizes);
 }

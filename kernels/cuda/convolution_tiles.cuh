@@ -80,7 +80,7 @@ class Copier {
     c_ = place % k2_;
     b_ = place / k2_ % k1_;
     a_ = place / k2_ / k1_;
-    w_ += static_cast<Index>(first_feature) * length_;
+    w_ += first_feature * length_;
   }
 
   // Start the copies of a step, and go to the next.
@@ -150,35 +150,68 @@ __device__ __forceinline__ void note_begins(Begin* begins, int first, const Size
   }
 }
 
-// Write the block's sums, which lie in shared memory in rows of SUM_STRIDE; or as a part of them where parts are.
-__device__ __forceinline__ void write_tile(const float* sums, Element* __restrict__ y, float* __restrict__ parts,
-                                           const Following& following, const Sizes& sizes, int first, int first_feature,
-                                           int group, bool is_whole) {
-  constexpr int ACROSS = FEATURES / WIDTH;
-  for (int chunk = threadIdx.x; chunk < ROWS * ACROSS; chunk += THREADS) {
-    const int row = chunk / ACROSS, column = chunk % ACROSS * WIDTH;
-    const int left = sizes.features - first_feature - column;
-    if (first + row >= sizes.rows || left <= 0) continue;
-    const float* from = sums + row * SUM_STRIDE + column;
-    const int feature = group * sizes.features + first_feature + column;
-    const Index place = static_cast<Index>(first + row) * sizes.total + feature;
-    if (parts != nullptr) {
-      float* to = parts + static_cast<Index>(blockIdx.y) * sizes.rows * sizes.total + place;
-      if (is_whole) {
+// Where a block's sums belong. Places in arrays are numbers of 32 bits.
+struct Target {
+  Element* y;
+  float* parts;  // where sums of the block are but a part of all, those of each part
+  int first, first_feature, group;
+
+  // The feature of a column of the tile.
+  __device__ __forceinline__ int feature(int column, const Sizes& sizes) const {
+    return group * sizes.features + first_feature + column;
+  }
+  __device__ __forceinline__ int place(int row, int column, const Sizes& sizes) const {
+    return (first + row) * sizes.total + feature(column, sizes);
+  }
+  __device__ __forceinline__ float* part(const Sizes& sizes) const {
+    return parts + static_cast<Index>(blockIdx.y) * sizes.rows * sizes.total;
+  }
+};
+
+// Write the block's sums, which lie in shared memory in rows of SUM_STRIDE, chunk by chunk. Residuals of several rows are
+// read before the first is needed.
+__device__ __forceinline__ void write_chunks(const float* sums, const Target& to, const Following& following,
+                                             const Sizes& sizes) {
+  constexpr int ACROSS = FEATURES / WIDTH, AT_ONCE = THREADS / ACROSS, PASSES = ROWS / AT_ONCE;
+  constexpr int AHEAD = PASSES < 4 ? PASSES : 4;
+  const int column = threadIdx.x % ACROSS * WIDTH, first_row = threadIdx.x / ACROSS;
+  if (to.first_feature + column >= sizes.features) return;
+  Chunk bias = {}, residuals[AHEAD];
+  if (following.bias != nullptr) bias = Following::read(following.bias + to.feature(column, sizes));
+  for (int pass = 0; pass < PASSES; pass += AHEAD) {
+    if (following.residual != nullptr) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; i += 4)
-          *reinterpret_cast<float4*>(to + i) = *reinterpret_cast<const float4*>(from + i);
-      } else {
-        for (int i = 0; i < WIDTH && i < left; ++i) to[i] = from[i];
+      for (int i = 0; i < AHEAD; ++i) {
+        const int row = first_row + (pass + i) * AT_ONCE;
+        if (to.first + row < sizes.rows)
+          residuals[i] = Following::read(following.residual + to.place(row, column, sizes));
       }
-    } else if (is_whole) {
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      const int row = first_row + (pass + i) * AT_ONCE;
+      if (to.first + row >= sizes.rows) continue;
       float values[WIDTH];
 #pragma unroll
-      for (int i = 0; i < WIDTH; i += 4)
-        *reinterpret_cast<float4*>(values + i) = *reinterpret_cast<const float4*>(from + i);
-      *reinterpret_cast<Chunk*>(y + place) = following(values, place, feature);
-    } else {
-      for (int i = 0; i < WIDTH && i < left; ++i) y[place + i] = following(from[i], place + i, feature + i);
+      for (int each = 0; each < WIDTH; each += 4)
+        *reinterpret_cast<float4*>(values + each) =
+            *reinterpret_cast<const float4*>(sums + row * SUM_STRIDE + column + each);
+      *reinterpret_cast<Chunk*>(to.y + to.place(row, column, sizes)) = following(values, bias, residuals[i]);
     }
+  }
+}
+
+// The same of a part, or element by element.
+__device__ __forceinline__ void write_elements(const float* sums, const Target& to, const Following& following,
+                                               const Sizes& sizes) {
+  for (int i = threadIdx.x; i < ROWS * FEATURES; i += THREADS) {
+    const int row = i / FEATURES, column = i % FEATURES;
+    if (to.first + row >= sizes.rows || to.first_feature + column >= sizes.features) continue;
+    const float sum = sums[row * SUM_STRIDE + column];
+    const int place = to.place(row, column, sizes);
+    if (to.parts != nullptr)
+      to.part(sizes)[place] = sum;
+    else
+      to.y[place] = following(sum, place, to.feature(column, sizes));
   }
 }
