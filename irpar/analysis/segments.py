@@ -1,6 +1,6 @@
 """Segments: the compute of a local graph between two nodes of communication, in the graph's order."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from irpar.ir import Graph, Node, Value, captured_or_read
@@ -9,12 +9,17 @@ from irpar.ops import holds_collectives, traits
 from .types.control_flow import runs
 
 
-def stretches(nodes: Iterable[Node]) -> list[list[Node]]:
-    """Nodes of communication (or whose bodies communicate) each by itself, the compute nodes between two together."""
+def stretches(nodes: Iterable[Node], joined: Collection[Node] = ()) -> list[list[Node]]:
+    """Nodes of communication (or whose bodies communicate) each by itself, the compute nodes between two together.
+
+    Args:
+        nodes: in order.
+        joined: nodes of communication that count as compute.
+    """
     found: list[list[Node]] = []
     is_open = False
     for node in nodes:
-        talks = holds_collectives(node)
+        talks = node not in joined and holds_collectives(node)
         if is_open and not talks:
             found[-1].append(node)
         else:
@@ -23,9 +28,9 @@ def stretches(nodes: Iterable[Node]) -> list[list[Node]]:
     return found
 
 
-def is_segment(stretch: list[Node]) -> bool:
-    """Whether a stretch is compute."""
-    return not holds_collectives(stretch[0])
+def is_segment(stretch: list[Node], joined: Collection[Node] = ()) -> bool:
+    """Whether a stretch is compute, with what counts as such."""
+    return stretch[0] in joined or not holds_collectives(stretch[0])
 
 
 def live_reads(graph: Graph, outputs: Iterable[Value]) -> dict[Node, tuple[Value, ...]]:

@@ -66,6 +66,12 @@ def is_compute(node: Node) -> bool:
     return not node.is_return and traits(node).is_compute
 
 
+def goes_to_group(node: Node) -> bool:
+    """True for what a process group executes, or begins, or waits for; not for a node that an engine alone knows."""
+    known = traits(node)
+    return bool(known.name) and not known.is_compute
+
+
 def is_collective(node: Node) -> bool:
     """True for collectives, those that send nothing among them; not for their started forms."""
     return traits(node).collective

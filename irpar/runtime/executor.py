@@ -24,6 +24,7 @@ from irpar.output.target import EVALUATION
 from irpar.sharding import Mesh, option
 
 from .checkpointing import load_blocks, save_blocks
+from .communication import CapturingGroup, Communication
 from .driver import DRIVER, Answer, Driver, Request, StateRequest, abort, serve
 from .engines.arena import Arenas
 from .engines.base import EngineSettings, Results, make_engine
@@ -129,6 +130,7 @@ class Executor:
             self._held = BorrowedState(self._beside._held, [state.spec.name for state in self.states])
         self._sessions = itertools.count(1)
         world = World.of_environment() if len(ranks) < mesh.size else None
+        self._talks = _communication(self._group, mesh) if engine == "cupy" else None
         settings = EngineSettings(
             module.opsets,
             len(ranks),
@@ -138,6 +140,7 @@ class Executor:
             or self._group.takes_device_arrays
             or _keeps_state_alone(mesh, self.parts),
             local_rank=0 if world is None else world.local_rank,
+            talks=self._talks,
             # A run reads what the host gets before it gives back the arena.
             lends=self._results != "owned",
             threads=0 if mesh.size == 1 else 1 if len(ranks) > 1 else threads_of_rank(),
@@ -155,7 +158,8 @@ class Executor:
         processes = (world and world.local_size) or 1
         self._engine.check_memory(needed, f"a run of {what} of mesh {mesh} in this process", processes)
         self._arenas = Arenas(self._engine.arena)
-        self._preparer = Preparer(self.parts, self._engine)
+        joins = None if self._talks is None else self._talks.joins
+        self._preparer = Preparer(self.parts, self._engine, joins)
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
         self._lockstep = Lockstep(self._group, mesh, self._threads)
@@ -540,6 +544,7 @@ class Executor:
             )
 
     def _start(self, prepared: Prepared, blocks: Mapping[int, Mapping[str, Any]], session: int) -> list[RankState]:
+        prepared = self._settled(prepared)
         states = [
             RankState(
                 rank,
@@ -560,6 +565,24 @@ class Executor:
             held = self._held.begin(session, state.rank) if session else {}
             state.start({**blocks[state.rank], **held})
         return states
+
+    def _settled(self, prepared: Prepared) -> Prepared:
+        """A program as it is run: with communication in its segments where that is alike on all ranks.
+
+        The ranks tell each other when they first run; what differs, such as stages of a pipeline, is prepared without.
+        """
+        talks = self._talks
+        if talks is None:
+            return prepared
+        talks.log = self.log
+        if talks.is_settled or talks.settle(
+            segment for part in self._prepared.parts for segment in part.program.segments
+        ):
+            return prepared
+        self._talks, is_own = None, prepared is self._prepared
+        self._preparer = Preparer(self.parts, self._engine)
+        self._prepared, self._fetched = self._preparer.prepare(), None
+        return self._prepared if is_own else prepared
 
     def _computed(self, prepared: Prepared, state: RankState, session: int) -> dict[str, Any]:
         """A rank's blocks of the outputs and of what is fetched, by name; state stays with the rank.
@@ -644,6 +667,14 @@ def _keeps_state_alone(mesh: Mesh, parts: Sequence[Part]) -> bool:
     graphs = [part.graph for part in parts]
     sends = (node for graph in graphs for node in graph.walk() if not is_compute(node) and not node.is_return)
     return mesh.size == 1 and any(graph.states for graph in graphs) and next(sends, None) is None
+
+
+def _communication(group: Group, mesh: Mesh) -> Communication | None:
+    """How segments communicate that may be captured with their collectives; None: the group does not capture."""
+    if not getattr(group, "captures", False):
+        return None
+    (rank,) = group.ranks
+    return Communication(cast(CapturingGroup, group), mesh.coords(rank))
 
 
 def _check_operators(parts: Sequence[Part]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from irpar.ir import Function, Graph, Node, Value
+from irpar.ops.effects import goes_to_group
 
 from .called_functions import called_functions
 from .groups.base import Collective
@@ -36,6 +37,11 @@ class Segment:
     outputs: tuple[Value, ...]
     over: Mapping[Value, Value] = field(default_factory=dict)
     steady: frozenset[Value] = frozenset()
+
+    @property
+    def communicates(self) -> bool:
+        """Whether nodes of communication are part of it."""
+        return any(map(goes_to_group, self.nodes))
 
     @property
     def label(self) -> str:

@@ -102,7 +102,7 @@ class Lockstep:
             state.step = None
             return None
         except (MismatchError, PeerError):
-            raise  # Of a collective that the rank started.
+            raise  # Of a collective that the rank started, or that a segment has.
         except Exception as error:
             raise self._rank_error(state, error) from error
 
@@ -118,6 +118,8 @@ class Lockstep:
         start = time.perf_counter()
         try:
             state.compute(step)
+        except (MismatchError, PeerError):
+            raise  # Of a collective in it.
         except Exception as error:
             raise self._rank_error(state, error) from error
         # The shortest time seen: a thread that waited for a core says little about the segment.

@@ -55,6 +55,10 @@ class CollectiveLog:
         operand = call.operand
         self._entries.append((call.rank, call.collective, operand.dtype, operand.size))
 
+    def add_again(self, entries: Sequence[Entry]) -> None:
+        """Note what was noted before, and done again."""
+        self._entries += entries
+
     def text(self) -> str:
         """What this process has logged, as another one's log takes it (`add_text`)."""
         if self._told[0] != self._entries:

@@ -1,6 +1,6 @@
 """Programs compiled for the parts that run them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from irpar.ir import Function, Graph, Node, Value
@@ -48,11 +48,18 @@ class Prepared:
 
 
 class Preparer:
-    """Builds programs and compiles segments; equal segments of one part are compiled once."""
+    """Builds programs and compiles segments; equal segments of one part are compiled once.
 
-    def __init__(self, parts: Sequence[Part], engine: Engine) -> None:
+    Args:
+        parts: of the ranks of this process.
+        engine: what compiles.
+        joins: see `build_program`; not for programs of which values are fetched, which other ranks may not have.
+    """
+
+    def __init__(self, parts: Sequence[Part], engine: Engine, joins: Callable[[Node], bool] | None = None) -> None:
         self._parts = tuple(parts)
         self._engine = engine
+        self._joins = joins
         self._constants = tuple(Constants(part) for part in self._parts)
         self._base: dict[Key, CompiledSegment] = {}
 
@@ -79,7 +86,11 @@ class Preparer:
             if program is None:
                 extra = [values[part.graph] for values in fetched.values() if part.graph in values]
                 program = programs[part.graph] = build_program(
-                    part.graph, extra, functions, writes_over=self._engine.writes_over
+                    part.graph,
+                    extra,
+                    functions,
+                    writes_over=self._engine.writes_over,
+                    joins=None if fetched else self._joins,
                 )
             compiled = {segment: self._compile(part, segment, constants, known) for segment in program.segments}
             parts.append(PreparedPart(part, program, constants, Tape(program, compiled)))

@@ -1,6 +1,6 @@
 """A local graph as a list of instructions, in the graph's order."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from irpar.analysis.memory.replaced import update_of, written_over
 from irpar.analysis.segments import is_segment, live_reads, stretches
@@ -39,6 +39,7 @@ def build_program(
     functions: _Functions | None = None,
     *,
     writes_over: bool = False,
+    joins: Callable[[Node], bool] | None = None,
 ) -> Program:
     """The instructions of a local graph: one for each communication, one for the compute nodes between two of them.
 
@@ -51,6 +52,7 @@ def build_program(
         extra: values of it to keep besides its results.
         functions: the programs of functions that are known, which gets more of them.
         writes_over: whether segments can write what replaces state over it; the update is a segment of its own then.
+        joins: whether a node of communication is part of a segment; None: none is.
 
     Raises:
         ProgramError: collectives in functions that are not of communication alone, and in bodies that are not run trip
@@ -60,11 +62,12 @@ def build_program(
     outputs = tuple(dict.fromkeys((*graph.outputs, *extra)))
     reads = live_reads(graph, outputs)
     first = _update(graph, reads)
-    parts = stretches(reads)
+    joined = {node for node in reads if joins is not None and not is_compute(node) and joins(node)}
+    parts = stretches(reads, joined)
     if first is not None and writes_over:
         parts = list(_split(parts, first))
     over = written_over(graph, extra) if writes_over else {}
-    made = _instructions(graph, parts, reads, outputs, {} if functions is None else functions, over)
+    made = _instructions(graph, parts, joined, reads, outputs, {} if functions is None else functions, over)
     if first is not None:
         _insert_commit(graph, made, parts, first)
     return Program(graph, _with_frees(graph, made, outputs), outputs)
@@ -135,6 +138,7 @@ def _insert_commit(graph: Graph, made: list[Instruction], parts: Sequence[list[N
 def _instructions(
     graph: Graph,
     parts: Sequence[list[Node]],
+    joined: Collection[Node],
     reads: _Reads,
     outputs: Sequence[Value],
     functions: _Functions,
@@ -144,7 +148,7 @@ def _instructions(
     count = 0
     wanted = _read_elsewhere(parts, reads, outputs)
     for nodes in parts:
-        if is_segment(nodes):
+        if is_segment(nodes, joined):
             found.append(Compute(_segment(count, graph, nodes, reads, wanted, over)))
             count += 1
         else:

@@ -92,6 +92,14 @@ class Arrays:
             do=f"use {option('engine', 'ort')}, or register a kernel with irpar.kernels.register",
         )
 
+    def communication(self, node: Node) -> "Operation":
+        """What a node of communication does that is part of a segment.
+
+        Raises:
+            EngineError: there is no such segment of the engine.
+        """
+        raise EngineError(f"segments of the {self.name} engine do not communicate", where=f"node {node.label}")
+
     def failure(self, node: Node, error: Exception) -> NodeError:
         """What to tell of an error at a node."""
         text = str(error).removeprefix(f"{node.op_type}: ")

@@ -1,7 +1,7 @@
 """What an engine must do, and the engines by name."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from irpar.sharding import IrparError
 
 from .arena import Arena
 from .arrays import Arrays
+
+if TYPE_CHECKING:
+    from irpar.runtime.communication import Communication
 
 Array = np.ndarray[Any, Any]
 Results = Literal["host", "owned", "borrowed"]
@@ -146,6 +149,7 @@ class EngineSettings:
         captures: let an engine with a device capture in CUDA graphs what it runs again and again.
         lends: let results that stay on a device lie where the next run of the rank writes, so that they need not be
             copied; what replaces state never does.
+        talks: how segments of an engine with a device communicate; None: they do not.
         threads: threads of the processor that each segment of a program cut over ranks computes with; 0: the program is
             whole, and the engine chooses.
     """
@@ -161,6 +165,7 @@ class EngineSettings:
         local_rank: int = 0,
         captures: bool = True,
         lends: bool = False,
+        talks: "Communication | None" = None,
         threads: int = 0,
     ) -> None:
         self.opsets = dict(opsets)
@@ -171,6 +176,7 @@ class EngineSettings:
         self.local_rank = local_rank
         self.captures = captures
         self.lends = lends
+        self.talks = talks
         self.threads = threads
 
 

@@ -16,7 +16,8 @@ from irpar.ir import (
     plain_attribute,
 )
 from irpar.kernels import lookup
-from irpar.runtime.errors import EngineError, NodeError
+from irpar.ops.effects import goes_to_group
+from irpar.runtime.errors import EngineError, NodeError, RunError
 from irpar.sharding import option
 
 from .arrays import Arrays, Reads
@@ -135,7 +136,7 @@ def run(instructions: Iterable[Instruction], environment: Environment, arrays: A
     for instruction in instructions:
         try:
             instruction.run(environment)
-        except NodeError:
+        except (NodeError, RunError):
             raise
         except Exception as error:
             raise arrays.failure(instruction.node, error) from error
@@ -172,6 +173,8 @@ def _operation(node: Node, scope: Scope) -> Operation:
     """
     if node.callee is not None:
         return call(node, scope)
+    if goes_to_group(node):
+        return scope.arrays.communication(node)
     if node.domain == "" and node.op_type in CONTROL_FLOW:
         return CONTROL_FLOW[node.op_type](node, scope)
     if node.domain == "" and node.op_type in SEQUENCE_OPS and _is_for_sequences(node):

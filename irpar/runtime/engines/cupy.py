@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from irpar.ir import Value
-from irpar.runtime.errors import EngineError, NodeError
+from irpar.runtime.errors import EngineError, NodeError, RunError
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_device_memory
 
@@ -89,7 +89,8 @@ class CupySegment:
                 body = Body(segment.nodes, segment.inputs, segment.outputs, (), scope)
             is_whole, is_last = segment.graph is constants.graph, last is segment.graph.last
             places = self._layout, frozenset(scope.on_host)
-            self._programs[device] = Program(segment, body, known, *places, is_whole, is_last)
+            talks = engine.arrays.talks if segment.communicates else None
+            self._programs[device] = Program(segment, body, known, *places, is_whole, is_last, talks)
 
     @property
     def arena_bytes(self) -> int:
@@ -106,7 +107,7 @@ class CupySegment:
         try:
             found = self._replay(inputs, rank, arena, writes_over)
             return self._run(inputs, rank, arena, writes_over) if found is None else found
-        except NodeError:
+        except (NodeError, RunError):
             raise
         except MemoryError as error:
             what = "copying what the segment reads or produces failed"
@@ -185,6 +186,7 @@ class CupyEngine:
             retried=(cupy.cuda.compiler.CompileException,),
             host_elements=HOST_ELEMENTS,
             word=self.lanes.word,
+            talks=settings.talks if self.captures else None,
         )
         self._uploaded: WeakKeyDictionary[Constants, dict[tuple[int, Value], Any]] = WeakKeyDictionary()
 

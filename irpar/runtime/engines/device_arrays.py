@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -14,12 +14,17 @@ from irpar.ir import DType, Graph, Node, Value, tensor_type
 from irpar.kernels import Kept, Kernel, KernelError, cuda
 from irpar.kernels.faults import FAULTS
 from irpar.kernels.registry import Signature
+from irpar.ops.op_def import traits
 from irpar.runtime.errors import EngineError, NodeError
+from irpar.runtime.groups.base import Collective
 from irpar.sharding import option
 
 from .arrays import Arrays, Reads
 from .host_values import HostValues
 from .operation import Environment, Operation
+
+if TYPE_CHECKING:
+    from irpar.runtime.communication import Communication
 
 HOST_ELEMENTS = 64
 """Tensors of more elements are computed on the device; others on the host where all that they are made of lies."""
@@ -145,6 +150,7 @@ class DeviceArrays(Arrays):
         retried: errors of a kernel that mean that the device, and perhaps not the host, cannot compute it.
         host_elements: see `HOST_ELEMENTS`.
         word: where a node notes a problem with numbers on the device (see `FAULTS`); None: it waits for them.
+        talks: how segments communicate; None: they do not.
 
     Attributes:
         gpu: gives the current device to launch CUDA kernels on; None where the module compiles none.
@@ -161,6 +167,7 @@ class DeviceArrays(Arrays):
         retried: tuple[type[Exception], ...],
         host_elements: int,
         word: Callable[[Node, str], Any] | None = None,
+        talks: "Communication | None" = None,
     ) -> None:
         self.name = name
         self.module = module
@@ -170,6 +177,7 @@ class DeviceArrays(Arrays):
         self._others = others
         self._host_elements = host_elements
         self.word = word
+        self.talks = talks
         self.gpu: Callable[[], cuda.Gpu] | None = cuda.Gpus(module) if hasattr(module, "RawModule") else None
 
     def nodes(self, graph: Graph) -> tuple[Node, ...]:
@@ -282,6 +290,10 @@ class DeviceArrays(Arrays):
 
         return run
 
+    def communication(self, node: Node) -> Operation:
+        """See `Arrays.communication`."""
+        return super().communication(node) if self.talks is None else Communicating(self, node, self.talks)
+
     def failure(self, node: Node, error: Exception) -> NodeError:
         """What to tell of an error at a node."""
         if isinstance(error, MemoryError) and not type(error).__module__.startswith("numpy"):
@@ -289,6 +301,26 @@ class DeviceArrays(Arrays):
         if isinstance(error, EngineError):
             return NodeError(error.what, where=error.where, do=error.do)
         return super().failure(node, error)
+
+
+class Communicating:
+    """A node of communication that is part of a segment."""
+
+    def __init__(self, arrays: DeviceArrays, node: Node, talks: "Communication") -> None:
+        self._arrays = arrays
+        self._talks = talks
+        self._known = traits(node)
+        self._collective = None if self._known.waits else Collective.of(node)
+
+    def __call__(self, inputs: list[Any], environment: Environment) -> Sequence[Any]:
+        """Do what the node does, or let it begin, or wait for it."""
+        (value,), talks, is_captured = inputs, self._talks, self._arrays.transfer.is_capturing()
+        if self._collective is None:
+            return (talks.finish(value, is_captured),)
+        operand = self._arrays.device(value)
+        if self._known.starts:
+            return (talks.begin(self._collective, operand, is_captured),)
+        return (talks.execute(self._collective, operand, is_captured),)
 
 
 def out_of_memory(what: str, error: MemoryError, where: str) -> NodeError:

@@ -1,12 +1,14 @@
 """Segments as a device runs them: with channels last, and one node for what one kernel computes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from irpar.analysis.channels_last import put_channels_last
 from irpar.analysis.kernel_fusion import Stretch, stand_ins
+from irpar.analysis.segments import is_segment, stretches
 from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ir.clone import clone_node, clone_value
+from irpar.ops.effects import goes_to_group
 from irpar.runtime.instructions import Segment
 
 from .base import Constants
@@ -23,8 +25,27 @@ def fused(segment: Segment, constants: Constants) -> tuple[Segment, frozenset[Va
         if put_channels_last(copy.graph):
             computed = take_computed(copy.graph, lambda value: constants.array(copy.original(value)))
             return copy.segment(), frozenset(computed)
-    nodes = stand_ins(Stretch(segment.nodes, {*segment.outputs}, segment.over))
-    return replace(segment, nodes=tuple(nodes)), frozenset()
+    return replace(segment, nodes=_fused(segment.nodes, segment.outputs, segment.over)), frozenset()
+
+
+def _fused(nodes: Sequence[Node], outputs: Iterable[Value], over: Mapping[Value, Value]) -> tuple[Node, ...]:
+    """Nodes with stand-ins for those that one kernel computes; ranks communicate in one order, which nothing passes."""
+    computing = {node for node in nodes if not goes_to_group(node)}
+    parts = stretches(nodes, computing)
+    if len(parts) == 1 and is_segment(parts[0], computing):
+        return tuple(stand_ins(Stretch(nodes, {*outputs}, over)))
+    found: list[Node] = []
+    for part in parts:
+        if not is_segment(part, computing):
+            found += part
+            continue
+        own = {value for node in part for value in node.results}
+        elsewhere = (
+            value for other in parts if other is not part for node in other for value in captured_or_read(node)
+        )
+        inside = {value: state for value, state in over.items() if value in own}
+        found += stand_ins(Stretch(part, {*outputs, *elsewhere}, inside))
+    return tuple(found)
 
 
 class _Copy:
@@ -55,10 +76,10 @@ class _Copy:
 
     def segment(self) -> Segment:
         """The segment with the copy's nodes, fused."""
-        nodes = stand_ins(Stretch(tuple(self.graph), {*self.graph.outputs}, self._over))
+        nodes = _fused(tuple(self.graph), self.graph.outputs, self._over)
         for node in nodes:
             node.stand_for(self._originals)
-        return replace(self._segment, nodes=tuple(nodes), constants=_constants(nodes))
+        return replace(self._segment, nodes=nodes, constants=_constants(nodes))
 
 
 def _constants(nodes: Sequence[Node]) -> tuple[Value, ...]:

@@ -1,5 +1,6 @@
 """What all groups share whose processes run one rank each."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ Quick = Callable[[Call], Array | None]
 """Executes a collective that all members have come to before, with the like operands: what is the same each time was
 found then. None: something else is under way, and nothing has been done."""
 QUICK = "quick"
+_AGREEMENT = Collective("AllGather", -1, (), label="what all ranks agree on before they launch a CUDA graph")
 
 
 @dataclass(eq=False, slots=True)
@@ -150,6 +152,16 @@ class SpmdGroup(ABC):
         Raises:
             PeerError: see the class.
         """
+
+    def agree(self, choice: int) -> list[int]:
+        """See `CapturingGroup.agree`; by what goes from rank to rank."""
+        call = Call(self.rank, self.mesh.coords(self.rank), _AGREEMENT, np.asarray(choice, np.int64))
+        others = [rank for rank in range(self.mesh.size) if rank != self.rank]
+        for rank in others:
+            self.post(rank, _AGREEMENT.id, call.operand.tobytes())
+        found = {rank: bytes(self.collect(call, rank, _AGREEMENT.id)) for rank in others}
+        found[self.rank] = call.operand.tobytes()
+        return [int.from_bytes(found[rank], sys.byteorder) for rank in range(self.mesh.size)]
 
     def begin_run(self) -> None:
         """See `Group.begin_run`."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from irpar.runtime.engines.device_arrays import Held
 from irpar.runtime.engines.lanes import RankStream
+from irpar.runtime.log import Entry
 
 
 class CopiedInput(NamedTuple):
@@ -49,6 +50,9 @@ class CapturedGraph:
 
     Attributes:
         results, echoes: as given.
+        number: among those that all ranks captured together, and launch so; 0: it is this rank's alone.
+        entries: the collectives in it.
+        seconds: the longest that a replay of one with collectives took.
         exits: what leaves the segment; None: that takes more than copies.
     """
 
@@ -67,7 +71,10 @@ class CapturedGraph:
         self.echoes = echoes
         self._kept = kept
         self.exits: Sequence[Exit] | None = None
-        self._bound = [weakref.ref(array, self._let_go) for array in bound]
+        self.number = 0
+        self.entries: Sequence[Entry] = ()
+        self.seconds = 0.0
+        self._bound = [weakref.ref(array, self.let_go) for array in bound]
 
     @property
     def is_alive(self) -> bool:
@@ -117,7 +124,8 @@ class CapturedGraph:
                 found.append(held[source] if array is None else array)
         return found
 
-    def _let_go(self, _: object) -> None:
+    def let_go(self, _: object = None) -> None:
+        """Give up the graph, which a piece finds no more then."""
         self._graph = None
         self._copied, self.results, self._kept, self.exits = [], (), (), None
 

@@ -1,13 +1,16 @@
 """Running a segment for a rank: pieces by their CUDA graphs, what no graph can hold node by node."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from irpar.ir import Graph, Node, Value
 from irpar.kernels import KernelError
 from irpar.kernels.cuda.padding import copy_rows, has_rows_apart
-from irpar.ops.effects import is_compute
+from irpar.ops.effects import goes_to_group, is_compute
+from irpar.runtime.communication import Choice, Communication
 from irpar.runtime.engines.arena import Arena, ArenaLayout, with_states
 from irpar.runtime.engines.bodies import Body, run
 from irpar.runtime.engines.device_arrays import DeviceArrays, Held, Notes
@@ -53,6 +56,7 @@ class Program:
         is_whole: whether the segment runs once in a run of its program, so that what it gives to other segments may
             stay where it is.
         is_last: whether nothing of its program runs after it.
+        talks: how it communicates; None: it does not.
         apart: nodes that no CUDA graph can hold, and why; more are found as the segment runs.
     """
 
@@ -63,6 +67,7 @@ class Program:
     on_host: frozenset[Value]
     is_whole: bool
     is_last: bool
+    talks: Communication | None = None
     apart: dict[Node, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,6 +104,8 @@ class Runner:
         stays = lends and program.is_last
         self._inside = [stays and not escapes for escapes in self._escaping]
         self._bound = self._steady_inputs() | {*program.layout.slots}
+        self._talks = program.talks
+        self._numbers = count(Choice.GRAPH)
         self._steps = self._begin()
 
     @property
@@ -111,7 +118,7 @@ class Runner:
     def replay(self, inputs: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream) -> list[Any] | None:
         """What leaves the segment, where all of it is the graph that was replayed last; else None, and nothing done."""
         step = self._steps[0]
-        if len(self._steps) > 1 or not isinstance(step, Piece):
+        if len(self._steps) > 1 or not isinstance(step, Piece) or self._talks is not None:
             return None
         graph = step.newest(inputs, arena, writes_over)
         return None if graph is None else graph.replay_whole(inputs, lane, self._copied)
@@ -164,6 +171,8 @@ class Runner:
     def _begin(self) -> list[Piece | Stretch]:
         """All nodes, as stretches and pieces."""
         program = self._program
+        if program.talks is not None and program.apart:
+            self._set_apart_communication("other nodes split the graph")
         apart = program.apart if self._captures else {*program.segment.nodes}
         found = stretches(program.body.instructions, apart, program.on_host, program.segment.over)
         return self._pieces(found, was_run=False, is_all=len(found) == 1)
@@ -251,6 +260,8 @@ class Runner:
         if graph is None and piece.note_moves(key):
             key = piece.key(held, writes_over)
             graph = piece.find(key, arena)
+        if self._talks is not None:
+            return self._run_together(self._talks, piece, key, graph, held, arena, writes_over, lane)
         if piece.changing is not None:
             self._set_apart_what_follows(piece.changing)
             return self._split(piece)
@@ -268,9 +279,82 @@ class Runner:
                 self._run_eagerly(piece.stretch, held, arena, writes_over)
                 return True
         graph.replay(held, lane)
+        self._free(piece, held)
+        return True
+
+    def _free(self, piece: Piece, held: list[Any]) -> None:
         for value in piece.stretch.frees:
             held[self._slots[value]] = None
+
+    # -- with other ranks -----------------------------------------------------------------------------------------
+
+    def _run_together(
+        self,
+        talks: Communication,
+        piece: Piece,
+        key: Key,
+        graph: CapturedGraph | None,
+        held: list[Any],
+        arena: Arena | None,
+        writes_over: bool,
+        lane: RankStream,
+    ) -> bool:
+        """Run a piece that communicates as all ranks do: by their graphs, or one collective after the other."""
+        agreed = talks.agree(self._choice(piece, key, graph, held))
+        if agreed == Choice.ONE_BY_ONE:
+            self._run_eagerly(piece.stretch, held, arena, writes_over)
+            return True
+        if agreed == Choice.CAPTURE:
+            graph = self._capture_together(talks, piece, key, held, arena, writes_over, lane)
+        if agreed == Choice.NEVER or graph is None:
+            self._set_apart_communication("not all ranks could capture it")
+            return self._split(piece)
+        begun = time.monotonic()
+        graph.replay(held, lane)
+        talks.replayed(graph.entries, lane.stream, 2 * graph.seconds)
+        graph.seconds = max(graph.seconds, time.monotonic() - begun)
+        self._free(piece, held)
         return True
+
+    def _choice(self, piece: Piece, key: Key, graph: CapturedGraph | None, held: list[Any]) -> int:
+        """What this rank can do."""
+        if piece.changing is not None:
+            return Choice.NEVER
+        if graph is not None:
+            return graph.number
+        return Choice.CAPTURE if piece.can_bind(held) and piece.is_worth(key) else Choice.ONE_BY_ONE
+
+    def _capture_together(
+        self,
+        talks: Communication,
+        piece: Piece,
+        key: Key,
+        held: list[Any],
+        arena: Arena | None,
+        writes_over: bool,
+        lane: RankStream,
+    ) -> CapturedGraph | None:
+        """A graph that all ranks have captured; None: one of them could not."""
+        graph: CapturedGraph | None = None
+        talks.take_captured()
+        try:
+            graph = self._capture(piece, key, held, arena, writes_over, lane)
+        except CaptureError as error:
+            self._notes.add_apart(error.node or piece.stretch.instructions[0].node, _reason(error))
+        except MemoryError:
+            piece.lacks_room()
+        agreed, number = talks.agree(Choice.NEVER if graph is None else Choice.CAPTURE), next(self._numbers)
+        if graph is None or agreed == Choice.NEVER:
+            return None
+        graph.number, graph.entries = number, talks.take_captured()
+        talks.group.add_graph(graph)
+        return graph
+
+    def _set_apart_communication(self, reason: str) -> None:
+        """Note that the collectives run one by one, which no rank asks the others about."""
+        self._talks = None
+        nodes = (one.node for one in self._program.body.instructions)
+        self._program.apart.update({node: reason for node in nodes if goes_to_group(node)})
 
     def _capture(
         self, piece: Piece, key: Key, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream

@@ -7,7 +7,7 @@ from itertools import groupby
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.runtime.engines.bodies import Instruction
 from irpar.runtime.engines.control_flow import CONTROL_FLOW
-from irpar.runtime.engines.device_arrays import PlacedKernel
+from irpar.runtime.engines.device_arrays import Communicating, PlacedKernel
 from irpar.runtime.engines.host_values import kernel_of, read_on_host
 
 LEAST_NODES = 2
@@ -104,6 +104,8 @@ def _stretch(instructions: tuple[Instruction, ...], is_captured: bool, over: Map
 def _reason(one: Instruction, on_host: Collection[Value]) -> str:
     """Why no CUDA graph can hold a node, as far as that is known beforehand; else empty."""
     node = one.node
+    if isinstance(one.operation, Communicating):
+        return ""
     if any(tensor_type(value.type) is None for value in (*node.inputs, *node.results)):
         return "sequences lie on the host"
     if node.domain == "" and node.op_type in _PLANNED:

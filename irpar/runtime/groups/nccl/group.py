@@ -18,14 +18,18 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, Self
+from weakref import WeakSet
 
+import numpy as np
+
+from irpar.runtime.communication import Releasable
 from irpar.runtime.errors import PeerError, RunError, more_time
-from irpar.runtime.groups.base import Array, Call, rank_text
+from irpar.runtime.groups.base import Array, Call, Collective, rank_text
 from irpar.runtime.groups.results import execute
 from irpar.runtime.groups.spmd import Finish, Meeting, see_late
 from irpar.runtime.groups.threads import ThreadGroup
@@ -39,6 +43,8 @@ from irpar.sharding import IrparError, Mesh
 from .lane import DeviceChannel, DeviceError, Work, enqueue_together, load_cupy
 from .transfers import moves_nothing, wire_of
 
+CAPTURES = "IRPAR_CAPTURE_COLLECTIVES"
+"""The environment variable that lets collectives be captured in CUDA graphs where it is "1", for all ranks alike."""
 _SHARED_DEVICE_NCCL = 23000
 """NCCL 2.30, the first that lets ranks share a device, if asked to."""
 _SPINS = 100
@@ -75,15 +81,23 @@ class NcclGroup(WiredGroup):
         seconds: how long a rank waits for others at a collective.
         control: the connections to the other ranks.
         lane: the device.
+        captures: whether collectives are captured in CUDA graphs with what is around them.
+
+    Attributes:
+        captures: as given.
     """
 
     takes_device_arrays = True
 
-    def __init__(self, mesh: Mesh, rank: int, seconds: float, control: Control, lane: DeviceChannel) -> None:
+    def __init__(
+        self, mesh: Mesh, rank: int, seconds: float, control: Control, lane: DeviceChannel, captures: bool = False
+    ) -> None:
         super().__init__(mesh, rank, seconds, control)
         self.cupy = lane.cupy
         self.lane = lane
+        self.captures = captures
         self._communicators: dict[tuple[int, ...], Any] = {}
+        self._graphs: WeakSet[Any] = WeakSet()
         self._has_failed = False
         atexit.register(self._abandon)
 
@@ -99,7 +113,7 @@ class NcclGroup(WiredGroup):
         control, all_about = meet(world, mesh, about, seconds)
         try:
             _check_devices(all_about)
-            return cls(mesh, world.rank, seconds, control, lane)
+            return cls(mesh, world.rank, seconds, control, lane, about["captures"])
         except BaseException:
             control.close()
             raise
@@ -122,9 +136,61 @@ class NcclGroup(WiredGroup):
             self._abandon()
         else:
             self.control.leave()  # Nobody ends a communicator that another still uses.
+            self._let_graphs_go()
             _destroy(self._communicators.values())
         self._communicators.clear()
         super().close()
+
+    # -- in CUDA graphs -------------------------------------------------------------------------------------------
+
+    def can_capture(self, collective: Collective, dtype: "np.dtype[Any]") -> bool:
+        """See `CapturingGroup.can_capture`."""
+        return len(self.members(collective.axes)) > 1 and wire_of(collective, dtype) is not None
+
+    def capture(self, call: Call) -> Work:
+        """See `CapturingGroup.capture`; the members have met before, when the collective ran by itself."""
+        meeting = self._meeting(call)
+        wire, communicator = wire_of(call.collective, call.operand.dtype), self._communicators.get(meeting.members)
+        if wire is None or communicator is None:
+            raise RunError(f"{call.collective} cannot be captured before its ranks have met")
+        with self.lane.errors(meeting.header.text):
+            work = self.lane.prepare(meeting, wire)
+            enqueue_together(self.cupy, [(self.lane, work, communicator)])
+        return work
+
+    def captured_result(self, begun: Work) -> Any:
+        """See `CapturingGroup.captured_result`."""
+        self.cupy.cuda.get_current_stream().wait_event(begun.done)
+        return self.lane.result(begun)
+
+    def watch(self, stream: Any, seconds: float) -> None:
+        """See `CapturingGroup.watch`."""
+        done = self.cupy.cuda.Event(disable_timing=True)
+        done.record(stream)
+        self.control.where = f"{rank_text(self.mesh, self.rank)} waits for a CUDA graph with collectives"
+        deadline = time.monotonic() + self.seconds + seconds
+        with self._translated(), self._blamed(), self.lane.errors("a CUDA graph with collectives"):
+            for _ in self._until(done, self._communicators.values()):
+                if time.monotonic() > deadline:
+                    raise self._graph_stuck(self.seconds + seconds)
+
+    def add_graph(self, graph: Releasable) -> None:
+        """See `CapturingGroup.add_graph`."""
+        self._graphs.add(graph)
+
+    def _let_graphs_go(self) -> None:
+        for graph in tuple(self._graphs):
+            graph.let_go()
+        self._graphs.clear()
+
+    def _graph_stuck(self, seconds: float) -> RunError:
+        """The error of a graph that does not end; all others are told of it."""
+        error = RunError(
+            f"a CUDA graph with collectives did not end in {seconds:g} s, though all ranks launched it",
+            do=f"see with NCCL_DEBUG=INFO what NCCL waits for; where the network is slow, {more_time()}",
+        )
+        self.control.tell_failed(NOBODY, str(error))
+        return error
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -185,19 +251,28 @@ class NcclGroup(WiredGroup):
         meeting = work.meeting
         deadline = math.inf
         self.control.where = meeting.header.text
-        spins = 0
-        while not work.done.done:
-            spins += 1
-            if spins < _SPINS:
-                continue
-            communicator.check_async_error()
-            self.control.pump()
-            if not work.done.done:
-                self.control.check()  # A member that has left has done its part.
+        for _ in self._until(work.done, [communicator]):
             if deadline == math.inf and work.computed.done:
                 deadline = time.monotonic() + self.seconds  # What this rank itself computes has no bound.
             if time.monotonic() > deadline:
                 raise self._stuck(meeting)
+
+    def _until(self, done: Any, communicators: Collection[Any]) -> Iterator[None]:
+        """Look after peers and NCCL until an event has come, again and again.
+
+        Raises:
+            LostError: a rank failed.
+        """
+        for _ in range(_SPINS):
+            if done.done:
+                return
+        while not done.done:
+            for communicator in communicators:
+                communicator.check_async_error()
+            self.control.pump()
+            if not done.done:
+                self.control.check()  # A member that has left has done its part.
+            yield
             time.sleep(_PAUSE_SECONDS)
 
     def _stuck(self, meeting: Meeting) -> RunError:
@@ -288,6 +363,7 @@ class NcclGroup(WiredGroup):
 
     def _abandon(self) -> None:
         """Let the device end what it waits for; this does not wait for peers."""
+        self._let_graphs_go()
         for communicator in self._communicators.values():
             communicator.abort()
         self._communicators.clear()
@@ -406,6 +482,7 @@ def _about(cupy: Any, device: int) -> dict[str, Any]:
         "host": os.uname().nodename,
         "host_id": os.environ.get("NCCL_HOSTID", ""),
         "nccl": cupy.cuda.nccl.get_version(),
+        "captures": os.environ.get(CAPTURES) == "1",
         "shares": os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "") == "1",
     }
 
@@ -422,6 +499,8 @@ def _check_devices(ranks: Sequence[Mapping[str, Any]]) -> None:
                 f"rank 0 has NCCL {_version(ranks[0]['nccl'])}, and rank {rank} has NCCL {_version(about['nccl'])}",
                 do="install one version of NCCL (nvidia-nccl-cu12, nvidia-nccl-cu13) on all hosts",
             )
+        if about["captures"] != ranks[0]["captures"]:
+            raise IrparError(f"ranks 0 and {rank} differ in {CAPTURES}", do="set it to 1 for all ranks, or for none")
     for (one, first), (two, second) in combinations(enumerate(ranks), 2):
         if first["device"] != second["device"]:
             continue

@@ -331,8 +331,9 @@ def test_what_does_not_end_in_one_process() -> None:
 # -- what must be there ---------------------------------------------------------------------------------------------
 
 
-def about(device: str, host_id: str = "", nccl: int = 22809, shares: bool = False):
-    return {"device": device, "host": "node1", "host_id": host_id, "nccl": nccl, "shares": shares}
+def about(device: str, host_id: str = "", nccl: int = 22809, shares: bool = False, captures: bool = False):
+    facts = {"host": "node1", "host_id": host_id, "nccl": nccl, "shares": shares, "captures": captures}
+    return {"device": device, **facts}
 
 
 @pytest.mark.parametrize(
@@ -345,6 +346,7 @@ def about(device: str, host_id: str = "", nccl: int = 22809, shares: bool = Fals
         ([about("a", "h0"), about("a")], "ranks 0 and 1"),
         ([about("a", nccl=23002, shares=True)] * 2, None),
         ([about("a", nccl=22900, shares=True)] * 2, "ranks 0 and 1"),
+        ([about("a", captures=True), about("b")], "ranks 0 and 1 differ in IRPAR_CAPTURE_COLLECTIVES"),
         ([about("a"), about("b", nccl=23002)], r"rank 0 has NCCL 2\.28\.9, and rank 1 has NCCL 2\.30\.2"),
     ],
 )
