@@ -15,7 +15,7 @@ from ..channels_last import ACTIVATIONS, check_addends, windows_of
 from ..channelwise import WEIGHT
 from ..depthwise import MOST_SPATIAL_DIMS, geometry
 from ..fused_matmul import fused_matmul
-from ..operands import contiguous_result
+from ..operands import contiguous_result, is_view
 from ..registry import Array, Kept
 from ..windows import Windows
 from .copies import in_order
@@ -28,7 +28,7 @@ Ints = tuple[int, ...]
 
 _NUMBERS = {name: number for number, name in enumerate(("", "Relu", "Clip", "Sigmoid", "HardSwish", "Silu"))}
 """What activations are in the sources."""
-_THREADS, _CHUNK_BYTES, _STEP_BYTES = 256, 16, 128
+_THREADS, _CHUNK_BYTES, _STEP_BYTES, _LEAST_BYTES = 256, 16, 128, 4
 _STRIP = 4
 """Places that a thread computes of a convolution of single channels."""
 _MOST_LANES = 16
@@ -98,7 +98,7 @@ def plan_of(rows: int, features: int, groups: int, steps: int, is_narrow: bool, 
 
 
 class _Call(NamedTuple):
-    """One convolution, all of whose arrays lie in order."""
+    """One convolution, all of whose arrays but x lie in order."""
 
     gpu: Gpu
     x: Array
@@ -168,14 +168,16 @@ def conv_channels_last(
     if not _is_fit(x, weight, shape, windows):
         return None
     y = contiguous_result(out, shape, x.dtype, gpu)
-    x, weight = in_order(gpu, x), in_order(gpu, weight)
+    weight = in_order(gpu, weight)
     addends = [_NONE if each is None else in_order(gpu, each) for each in (bias, residual)]
     following = [*addends, np.int32(_NUMBERS[activation]), np.float32(min), np.float32(max)]
     call = _Call(gpu, x, weight, y, group, windows, following)
-    if _is_plain(call) and _multiply(call, bias, residual):
-        return y
-    if group == 1:
+    if group == 1 and not _is_product(call):
         _convolve(_with_even_channels(call, kept or Kept()))
+        return y
+    call = call._replace(x=in_order(gpu, x))
+    if group == 1:
+        _multiply(call, bias, residual)
     elif call.depth >= 8 and call.copied():
         _convolve(call)
     else:
@@ -195,44 +197,47 @@ def _are_aligned(gpu: Gpu, arrays: list[Array], nbytes: int) -> bool:
     return not any(gpu.address(x) % nbytes for x in arrays)
 
 
-def _is_plain(call: _Call) -> bool:
-    """Whether windows are single places, one after the other: the convolution is a product of matrices."""
+def _is_product(call: _Call) -> bool:
+    """Whether windows are single places, one after the other, and nothing follows that takes a pass over 16 bits."""
     windows = call.windows
-    return {*windows.kernel, *windows.strides, call.group} == {1} and not any(map(any, windows.pads))
+    is_plain = {*windows.kernel, *windows.strides} == {1} and not any(map(any, windows.pads))
+    return is_plain and (call.x.itemsize > 2 or not call.following[2])
 
 
-def _multiply(call: _Call, bias: Array | None, residual: Array | None) -> bool:
-    """Write the convolution as a product; False where what follows would need a pass of its own, in 16 bits."""
-    is_activated = bool(call.following[2])
-    if is_activated and call.x.itemsize == 2:
-        return False
+def _multiply(call: _Call, bias: Array | None, residual: Array | None) -> None:
+    """Write the convolution as a product of two matrices."""
     rows, y = (x.reshape(-1, x.shape[-1]) for x in (call.x, call.y))
-    matrix = call.weight.reshape(len(call.weight), call.depth).T
-    found = fused_matmul(
-        call.gpu.module, rows, matrix, bias, None if residual is None else residual.reshape(y.shape), out=y
-    )
+    added = None if residual is None else residual.reshape(y.shape)
+    found = fused_matmul(call.gpu.module, rows, call.weight.reshape(len(call.weight), call.depth).T, bias, added, out=y)
     if found is not y:
         y[...] = found
-    if is_activated:
+    if call.following[2]:
         _join(call, call.y, 1, [_NONE, _NONE, *call.following[2:]])
-    return True
 
 
 def _with_even_channels(call: _Call, kept: Kept) -> _Call:
-    """The call, with channels of zeros where single elements would be copied."""
-    if call.copied():
-        return call
+    """The call with x in order, with channels of zeros where else single elements would be copied."""
+    if call.depth * call.x.itemsize % _LEAST_BYTES == 0:
+        call = call._replace(x=in_order(call.gpu, call.x))
+        if call.copied():
+            return call
     padded = {1: 2, 2: 2, 3: 4}.get(call.depth, -(-call.depth // 8) * 8)
+    weight = kept.of(WEIGHT, "padded", lambda: _padded(call.gpu, call.weight, padded))
+    return call._replace(x=_padded(call.gpu, call.x, padded), weight=weight)
 
-    def make(x: Array) -> Array:
-        made = call.gpu.empty((*x.shape[:-1], padded), x.dtype)
-        numbers = [np.int32(size) for size in (math.prod(x.shape[:-1]), x.shape[-1], padded)]
-        blocks = min(-(-math.prod(made.shape) // _THREADS), 32 * call.gpu.multiprocessors)
-        call.gpu.launch(_direct(call.element), "pad_channels", blocks, _THREADS, (x, made, *numbers))
-        return made
 
-    weight = kept.of(WEIGHT, "padded", lambda: make(call.weight))
-    return call._replace(x=make(call.x), weight=weight)
+def _padded(gpu: Gpu, x: Array, channels: int) -> Array:
+    """Images in order, with so many channels, of which zeros are the last."""
+    places = len(x), math.prod(x.shape[1:-1])
+    if not is_view(x[..., 0], places):
+        x = in_order(gpu, x)
+    made = gpu.empty((*x.shape[:-1], channels), x.dtype)
+    steps = [step // x.itemsize for step in (*x[..., 0].reshape(places).strides, x.strides[-1])]
+    sizes = (*places, x.shape[-1], channels)
+    blocks = min(-(-math.prod(made.shape) // (4 * _THREADS)), 32 * gpu.multiprocessors)
+    numbers = [np.int32(number) for number in (*sizes, *steps)]
+    gpu.launch(_direct(ELEMENTS[x.dtype]), "pad_channels", blocks, _THREADS, (x, made, *numbers))
+    return made
 
 
 def _convolve(call: _Call) -> None:

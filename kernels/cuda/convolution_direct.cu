@@ -119,12 +119,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   *reinterpret_cast<Chunk*>(y + place) = following(sums, place, feature);
 }
 
-// The same places with more channels, zeros behind those that there are.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    pad_channels(const Element* __restrict__ x, Element* __restrict__ y, int places, int channels, int padded) {
-  const unsigned step = gridDim.x * THREADS, count = static_cast<unsigned>(places) * padded;
+template <int COUNT>
+struct alignas(COUNT * sizeof(Element)) Some {
+  Element of[COUNT];
+};
+
+template <int COUNT>
+__device__ __forceinline__ void pad_some(const Element* __restrict__ x, Element* __restrict__ y, int images, int places,
+                                         int channels, int padded, int image_step, int place_step, int channel_step) {
+  const int groups = padded / COUNT;
+  const unsigned count = static_cast<unsigned>(images) * places * groups, step = gridDim.x * THREADS;
   for (unsigned i = blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
-    const int channel = i % padded;
-    y[i] = channel < channels ? x[i / padded * channels + channel] : narrowed(0);
+    const int first = i % groups * COUNT, at = i / groups;
+    const Element* from = x + at / places * image_step + at % places * place_step;
+    Some<COUNT> made;
+#pragma unroll
+    for (int c = 0; c < COUNT; ++c)
+      made.of[c] = first + c < channels ? from[(first + c) * channel_step] : narrowed(0);
+    *reinterpret_cast<Some<COUNT>*>(y + i * COUNT) = made;
   }
+}
+
+// Images in order, with more channels than there are of x: zeros behind those. x has steps of its own, in elements.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    pad_channels(const Element* __restrict__ x, Element* __restrict__ y, int images, int places, int channels, int padded,
+                 int image_step, int place_step, int channel_step) {
+  if (padded == 2)
+    pad_some<2>(x, y, images, places, channels, padded, image_step, place_step, channel_step);
+  else
+    pad_some<4>(x, y, images, places, channels, padded, image_step, place_step, channel_step);
 }

@@ -82,6 +82,18 @@ def test_operands_that_lie_anywhere(folder: Path) -> None:
 
 @NEEDS_COMPILER
 @pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 9, 8, 3), (2, 9, 1, 3), (1, 7, 6, 1), (2, 5, 6, 9)])
+def test_channels_that_are_padded_are_read_where_they_lie(folder: Path, shape: tuple[int, ...]) -> None:
+    gpu, case = EmulatedGpu(folder), Case(shape, (16, 3, 3, shape[-1]), padded(1, 1, 1, 1), "bias")
+    operands = case.operands("f16")
+    assert operands[0] is not None
+    first = np.ascontiguousarray(np.moveaxis(operands[0], -1, 1))
+    case.check(found(gpu, case, [np.moveaxis(first, 1, -1), *operands[1:]]), operands, "f16")
+    assert gpu.launched == ["pad_channels", "pad_channels", "convolve"]
+
+
+@NEEDS_COMPILER
+@pytest.mark.slow
 def test_a_result_goes_where_it_is_wanted(folder: Path) -> None:
     case = CASES[1]
     operands = case.operands("bf16")
