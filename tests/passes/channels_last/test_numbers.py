@@ -203,13 +203,22 @@ def test_models_compute_the_same_and_are_written_with_their_operators(
         np.testing.assert_allclose(found, expected, rtol=bound, atol=bound)
 
 
+CUTS = {"batch": {0: "x"}, "rows": {2: "x"}, "channels": {}}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["dp=2", "tp=2"])
-@pytest.mark.parametrize("family", ["resnet", "unet"])
-def test_partitions_compute_the_same(family: str, mesh: str) -> None:
-    model = models.build(family)
-    pipeline = f"{DEFAULT_PIPELINE},channels-last"
-    made = irpar.partition(to_module(model), mesh, pipeline=pipeline)
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("family", "image"), [("resnet", "pixels"), ("unet", "sample")])
+def test_partitions_compute_the_same(family: str, image: str, cut: str) -> None:
+    """Of the batch, of rows with what windows cover of their neighbours, and of the channels of weights."""
+    loaded = to_module(models.build(family))
+    if CUTS[cut]:
+        loaded.shard(image, [CUTS[cut].get(dim) for dim in range(4)])
+    else:
+        irpar.annotate(loaded, models.annotations(family, "y", "x"))
+    made = irpar.partition(loaded, irpar.Mesh({"y": 1, "x": 2}), pipeline=f"{DEFAULT_PIPELINE},channels-last")
     assert made.module is not None
-    assert "ConvChannelsLast" in {node.op_type for node in made.module.graphs[0]}
-    made.verify().check()
+    names = {node.op_type for node in made.module.graphs[0]}
+    assert "ConvChannelsLast" in names
+    assert ("CollectivePermute" in names) >= (cut == "rows")
+    made.verify(engine="numpy").check()
