@@ -9,6 +9,7 @@ import numpy as np
 from ..expression import ExpressionError, Operand
 from ..expression_reading import parse
 from ..registry import Array
+from .copies import in_order
 from .expression_each import THREADS, EachKernel, generate_each
 from .expression_text import Launch
 from .generator import generate
@@ -17,18 +18,37 @@ from .layouts import Layout
 from .programs import Program
 from .registry import cuda_kernel
 
+_LEAST_COPIED = 1 << 16
+"""Elements of an operand for which another launch is worth its time."""
+_PIECE_BYTES = 32
+"""What is read of memory at least."""
+
 
 @cuda_kernel("Fused", since=1, domain="irpar")
 def fused(
     gpu: Gpu, *operands: Array, expression: tuple[str, ...], outs: Sequence[Array | None] = ()
 ) -> tuple[Array, ...] | None:
     """The results of an expression, by one launch."""
-    made = _problem(gpu, operands, tuple(expression), outs)
+    made = _problem(gpu, tuple(_along_rows(gpu, x) for x in operands), tuple(expression), outs)
     launch = None if made is None else made.launch(gpu)
     if made is None or launch is None:
         return None
     gpu.launch(Program(launch.source), "fused", launch.grid, launch.block, (*made.tensors, *launch.numbers))
     return made.given()
+
+
+def _along_rows(gpu: Gpu, x: Array) -> Array:
+    """An operand, or a copy in order of one whose elements lie side by side along another dim than the last.
+
+    Threads would read a piece of memory for each element of it; a copy reads and writes along memory.
+    """
+    item = x.dtype.itemsize
+    if x.size < _LEAST_COPIED or x.shape[-1] == 1 or abs(x.strides[-1]) < _PIECE_BYTES:
+        return x
+    lies_beside = any(
+        stride == item and size * item >= _PIECE_BYTES for size, stride in zip(x.shape, x.strides, strict=True)
+    )
+    return in_order(gpu, x) if lies_beside else x
 
 
 @cuda_kernel("FusedEach", since=1, domain="irpar")

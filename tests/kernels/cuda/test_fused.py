@@ -15,8 +15,9 @@ SHAPE = (4, 8)
 class DeviceArray:
     """An array at an address, of which nothing is read."""
 
-    def __init__(self, address: int) -> None:
-        self.shape, self.strides, self.size, self.dtype = SHAPE, (32, 4), 32, np.dtype(np.float32)
+    def __init__(self, address: int, shape: tuple[int, ...] = SHAPE, strides: tuple[int, ...] = (32, 4)) -> None:
+        self.shape, self.strides, self.size, self.dtype = shape, strides, int(np.prod(shape)), np.dtype(np.float32)
+        self.flags = SimpleNamespace(c_contiguous=False)
         self.data = SimpleNamespace(ptr=address)
         self.copied: list[Any] = []
 
@@ -32,6 +33,7 @@ class NotingGpu:
     def __init__(self) -> None:
         self.made = DeviceArray(2**21)
         self.arguments: tuple[Any, ...] = ()
+        self.launched: list[str] = []
 
     def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any]") -> DeviceArray:
         return self.made
@@ -39,8 +41,11 @@ class NotingGpu:
     def address(self, x: DeviceArray) -> int:
         return int(x.data.ptr)
 
-    def launch(self, program: Program, name: str, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
+    def launch(
+        self, program: Program, name: str, grid: int, block: int, arguments: tuple[Any, ...], _: int = 0
+    ) -> None:
         self.arguments = arguments
+        self.launched.append(name)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +67,30 @@ def test_a_result_over_an_operand(lines: tuple[str, ...], is_in_place: bool) -> 
     assert results[0] is x
     assert gpu.arguments[1] is (x if is_in_place else gpu.made)
     assert x.copied == ([] if is_in_place else [gpu.made])
+
+
+TALL, FLAT = (512, 256), (8, 16)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "is_copied"),
+    [
+        (TALL, (4, 2048), True),
+        (TALL, (1024, 4), False),
+        (TALL, (0, 4096), False),  # Elements lie apart along all dims.
+        (TALL, (4, 0), False),  # All of a row are one element.
+        (FLAT, (4, 32), False),  # Few.
+    ],
+    ids=str,
+)
+def test_what_lies_along_another_dim_is_put_in_order_first(
+    shape: tuple[int, ...], strides: tuple[int, ...], is_copied: bool
+) -> None:
+    kernel = cuda.lookup("irpar", "Fused", 1)
+    assert kernel is not None
+    gpu: Any = NotingGpu()
+    gpu.made = DeviceArray(2**21, shape, (4 * shape[1], 4))
+    x: Any = DeviceArray(2**22, shape, strides)
+    assert kernel(gpu, [x], {"expression": ("t0 = ReduceSum(x0, axes=[-1])", "y0 = Sub(x0, t0)")}, 1) is not None
+    assert gpu.launched == (["transpose", "fused"] if is_copied else ["fused"])
+    assert gpu.arguments[0] is (gpu.made if is_copied else x)
