@@ -176,6 +176,7 @@ def test_programs_that_differ_run_their_collectives_one_by_one(
     assert {rank.one_by_one for rank in ranks} == {len(list(plain.log)) * len(inputs)}
 
 
+@pytest.mark.slow
 def test_a_training_step_replays_its_collectives(ranks: list[CapturingRank]) -> None:
     partition = on_mesh(classifier(optimizer="adamw"), "dp=2")
     with partition.trainer(engine="numpy") as trainer:

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from contextlib import closing
 from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +21,7 @@ from irpar.runtime.groups.nccl.transfers import wire_of
 from irpar.sharding import Axis, IrparError, Mesh
 from tests.runtime.groups.collective_cases import DTYPES, Case, cases, check, draw
 from tests.runtime.groups.fake_cupy import HOLDS, DeviceArray, FakeCupy, Network, Stream
-from tests.runtime.groups.nccl_threads import PAIR, groups, meet
+from tests.runtime.groups.nccl_threads import PAIR, call_of, groups, meet, run_pair
 from tests.runtime.groups.wired_threads import run_threads
 from tests.runtime.programs import MLP, STARTED, mlp_input, mlp_reference, mlp_weights, module
 
@@ -284,6 +285,82 @@ def test_a_program_that_starts_and_waits() -> None:
     np.testing.assert_allclose(given["z"], np.exp([-1, -1, -1, -1]), rtol=1e-6)
     for calls in made.values():
         assert [call[0] for call in calls if call[0].startswith("all")] == ["allReduce", "allGather"] * 2
+
+
+# -- in CUDA graphs ---------------------------------------------------------------------------------------------------
+
+
+class Graph:
+    """A graph that notes among the calls of a device when it is let go."""
+
+    def __init__(self, group: Any) -> None:
+        self.calls = group.cupy.calls
+
+    def let_go(self) -> None:
+        self.calls.append(("let go",))
+
+
+def test_what_is_captured_forks_from_the_current_stream_and_joins_it() -> None:
+    listed = [case for case in cases(PAIR) if case.operands[0].dtype == np.float32]
+
+    def work(group: Any, rank: int) -> None:
+        group.exchange({rank: call_of(rank)})
+        for case in listed:
+            call = case.call(PAIR, rank)
+            if not group.can_capture(call.collective, call.operand.dtype) or not call.operand.size:
+                continue
+            on_device = Call(rank, call.coords, call.collective, group.cupy.asarray(call.operand))
+            del group.cupy.calls[:]
+            check(case, PAIR, rank, group.cupy.asnumpy(group.captured_result(group.capture(on_device))))
+            waits = [named for named in group.cupy.calls if named[0] == "wait"]
+            assert waits == [("wait", "communication", "compute"), ("wait", "compute", "communication")]
+
+    assert run_pair(work).raised == {}
+
+
+def test_ranks_meet_before_they_capture() -> None:
+    def work(group: Any, rank: int) -> None:
+        with pytest.raises(RunError, match="AllReduce id=0 over x cannot be captured before its ranks have met"):
+            group.capture(call_of(rank))
+
+    assert run_pair(work).raised == {}
+
+
+def test_ranks_tell_each_other_what_they_chose() -> None:
+    outcome = run_pair(lambda group, rank: [group.agree(2**40 + rank), group.agree(rank)])
+    assert list(outcome.given) == [[[2**40, 2**40 + 1], [0, 1]]] * 2
+
+
+def test_graphs_are_let_go_before_communicators_end() -> None:
+    kept = []
+
+    def work(group: Any, rank: int) -> None:
+        meet(group, rank)
+        kept.append(Graph(group))
+        group.add_graph(kept[-1])
+        group.watch(group.lane.stream, 0.0)
+
+    outcome = run_pair(work)
+    assert outcome.raised == {}
+    for calls in outcome.calls.values():
+        assert calls[-2:] == [("let go",), ("destroy",)]
+
+
+def test_a_graph_that_does_not_end() -> None:
+    kept = []
+
+    def work(group: Any, rank: int) -> None:
+        meet(group, rank)
+        kept.append(Graph(group))
+        group.add_graph(kept[-1])
+        group.cupy.is_stuck = True
+        group.watch(group.lane.stream, 0.1 + 5 * rank)
+
+    outcome = run_pair(work, seconds=0.2)
+    for rank in range(2):  # The first to give up tells the other.
+        what = outcome.raised[rank].what  # type: ignore[attr-defined]
+        assert what == "a CUDA graph with collectives did not end in 0.3 s, though all ranks launched it"
+        assert [call for call in outcome.calls[rank] if call[0] in ("let go", "abort")] == [("let go",), ("abort",)]
 
 
 # -- all in one process -----------------------------------------------------------------------------------------------
