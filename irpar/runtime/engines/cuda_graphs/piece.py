@@ -92,6 +92,7 @@ class Piece:
 
     Attributes:
         stretch: as given.
+        taken: of what it makes, see `Origins.taken`.
         changing: an operand whose numbers the host reads, and which were others too often; None: there is none.
     """
 
@@ -99,6 +100,7 @@ class Piece:
         self, stretch: Stretch, slots: Mapping[Value, int], origins: Origins, arrays: DeviceArrays, was_run: bool
     ) -> None:
         self.stretch = stretch
+        self.taken = origins.taken.intersection(stretch.makes)
         self._slots = slots
         self._origins = origins
         self._arrays = arrays

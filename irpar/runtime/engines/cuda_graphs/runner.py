@@ -106,6 +106,7 @@ class Runner:
         self._bound = self._steady_inputs() | {*program.layout.slots}
         self._talks = program.talks
         self._numbers = count(Choice.GRAPH)
+        self._steps: list[Piece | Stretch] = []
         self._steps = self._begin()
 
     @property
@@ -180,21 +181,23 @@ class Runner:
     def _pieces(self, found: Sequence[Stretch], was_run: bool, is_all: bool) -> list[Piece | Stretch]:
         self._bound.update(value for stretch in found if stretch.is_captured for value in stretch.makes)
         return [
-            Piece(stretch, self._slots, self._origins(stretch, is_all), self._arrays, was_run)
+            Piece(stretch, self._slots, self._origins(stretch, found, is_all), self._arrays, was_run)
             if stretch.is_captured
             else stretch
             for stretch in found
         ]
 
-    def _origins(self, stretch: Stretch, is_all: bool) -> Origins:
+    def _origins(self, stretch: Stretch, beside: Sequence[Stretch], is_all: bool) -> Origins:
         on_host, segment = self._program.on_host, self._program.segment
         read = (value for value in stretch.reads if value in on_host)
         read_there = (value for value in read if next(following(stretch.instructions, value, on_host), None))
         # What is copied to the host before another run begins may lie anywhere.
         leaving = segment.outputs if self._keep_on_device else ()
         inside = (value for value, stays in zip(segment.outputs, self._inside, strict=True) if stays)
+        read_later = self._read_beside(stretch, beside)
         copied = (value for value, escapes in zip(segment.outputs, self._escaping, strict=True) if escapes)
-        taken = () if not is_all else copied if self._keep_on_device else segment.outputs
+        owned = (value for value in copied if value not in read_later)
+        taken = owned if self._keep_on_device else segment.outputs if is_all else ()
         return Origins(
             frozenset(read_there),
             frozenset(self._bound),
@@ -203,6 +206,11 @@ class Runner:
             frozenset(inside),
             frozenset(taken),
         )
+
+    def _read_beside(self, stretch: Stretch, beside: Sequence[Stretch]) -> set[Value]:
+        """What steps but one read, of which some may have been cut from a piece just now."""
+        steps = (step.stretch if isinstance(step, Piece) else step for step in self._steps)
+        return {value for other in (*steps, *beside) if other is not stretch for value in other.reads}
 
     def _steady_inputs(self) -> set[Value]:
         """The inputs that lie where they lay in the last run, as a rule: state, what other segments give, large ones.
@@ -279,10 +287,16 @@ class Runner:
                 self._run_eagerly(piece.stretch, held, arena, writes_over)
                 return True
         graph.replay(held, lane)
-        self._free(piece, held)
+        self._after(piece, held, arena, lane)
         return True
 
-    def _free(self, piece: Piece, held: list[Any]) -> None:
+    def _after(self, piece: Piece, held: list[Any], arena: Arena | None, lane: RankStream) -> None:
+        """Copy what is the caller's, before anything else writes there, and let go of what nothing reads any more."""
+        if self._keep_on_device:
+            inside = None if arena is None else memory_of(arena.memory)
+            for value in piece.taken:
+                slot = self._slots[value]
+                held[slot] = self._leaving(held[slot], True, inside, lane)
         for value in piece.stretch.frees:
             held[self._slots[value]] = None
 
@@ -313,7 +327,7 @@ class Runner:
         graph.replay(held, lane)
         talks.replayed(graph.entries, lane.stream, 2 * graph.seconds)
         graph.seconds = max(graph.seconds, time.monotonic() - begun)
-        self._free(piece, held)
+        self._after(piece, held, arena, lane)
         return True
 
     def _choice(self, piece: Piece, key: Key, graph: CapturedGraph | None, held: list[Any]) -> int:
