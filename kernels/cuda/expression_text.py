@@ -21,12 +21,16 @@ class Launch:
         source: CUDA C++, with a function `fused`.
         grid, block: blocks, and threads of each.
         numbers: what stands behind the pointers to operands and results among the arguments.
+        parts: how many numbers it needs memory for; that and the stream's counters stand before `numbers` then.
+        kind: their C type.
     """
 
     source: str
     grid: int
     block: int
     numbers: tuple[Any, ...]
+    parts: int = 0
+    kind: str = "float"
 
 
 @cache

@@ -33,7 +33,11 @@ def fused(
     launch = None if made is None else made.launch(gpu)
     if made is None or launch is None:
         return None
-    gpu.launch(Program(launch.source), "fused", launch.grid, launch.block, (*made.tensors, *launch.numbers))
+    beside: tuple[Array, ...] = ()
+    if launch.parts:
+        dtype = np.dtype(np.float64 if launch.kind == "double" else np.float32)
+        beside = (gpu.empty((launch.parts,), dtype), gpu.counters())
+    gpu.launch(Program(launch.source), "fused", launch.grid, launch.block, (*made.tensors, *beside, *launch.numbers))
     return made.given()
 
 

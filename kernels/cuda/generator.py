@@ -1,4 +1,4 @@
-"""CUDA C++ of an expression: one kernel for elementwise chains, and one for chains around reductions of rows.
+"""CUDA C++ of an expression: a kernel for elementwise chains, one for chains around reductions of rows, and of columns.
 
 Without reductions each thread computes vectors of up to 16 bytes of the results. With them a group of threads has a
 row (what is reduced together), each thread some vectors of it in registers; what a later stage needs of an earlier one
@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from ..expression import Operand
 from ..expression_reading import parse
+from .expression_columns import ColumnKernel, problem_of
 from .expression_problem import Problem, stored_type
 from .expression_rows import RowKernel
 from .expression_text import KernelText, Launch, Wide, indented, once
@@ -30,11 +31,14 @@ def generate(
     expression = parse(lines)
     types = expression.types([Operand(layout.shape, layout.dtype) for layout in operands])
     problem = Problem.of(expression, types, operands, results)
-    if problem is None or not problem.count:
+    made: Launch | None = None
+    if problem is not None and problem.count:
+        made = (RowKernel if problem.reduced else ElementKernel)(problem, multiprocessors).launch()
+    elif (columns := problem_of(expression, types, operands, results)) is not None and columns[0].count:
+        made = ColumnKernel(*columns, multiprocessors).launch()
+    if made is None or len(made.numbers) + len(operands) + len(results) > MOST_PARAMETERS:
         return None
-    kernel = (RowKernel if problem.reduced else ElementKernel)(problem, multiprocessors)
-    made = kernel.launch()
-    return made if len(made.numbers) + len(operands) + len(results) <= MOST_PARAMETERS else None
+    return made
 
 
 class ElementKernel(KernelText):

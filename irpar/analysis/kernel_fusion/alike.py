@@ -78,7 +78,12 @@ def _gives_results_alone(group: Group) -> bool:
     uses = (use for value in results for use in value.uses if use[0] not in group.members)
     made = (value for value in group.operands() if value.node in stretch.places)
     is_alone = {*results} <= stretch.kept and not any(map(stretch.is_read, uses))
-    return not group.reduced and is_alone and all(value.tensor_type.nbytes <= SMALL_BYTES for value in made)
+    return (
+        not group.reduced
+        and not group.outer
+        and is_alone
+        and all(value.tensor_type.nbytes <= SMALL_BYTES for value in made)
+    )
 
 
 def _what_it_does(group: Group) -> Hashable:

@@ -32,7 +32,7 @@ class _Again:
 def copy_cheap_steps(groups: Sequence[Group]) -> None:
     """Let groups compute what others would have to write for them, where that takes fewer bytes to read."""
     owners = {node: group for group in groups for node in group.members}
-    for group in groups:
+    for group in sorted(groups, key=lambda group: group.outer > 0):  # Sums take what their makers take by then.
         for value in reversed(group.operands()):
             owner = owners.get(value.node) if value.node is not None else None
             if owner is None or owner is group:
@@ -45,7 +45,7 @@ def copy_cheap_steps(groups: Sequence[Group]) -> None:
 def _steps_of(value: Value, owner: Group, group: Group) -> _Again | None:
     """What makes a value for a group of what it or its owner reads, or its owner writes; None where it is too much."""
     known = {*group.operands()} - {value}
-    written = {*owner.results()} - {value}
+    written, computed = {*owner.results()} - {value}, owner.computed()
     found = _Again()
     waiting = [value]
     while waiting:
@@ -53,16 +53,19 @@ def _steps_of(value: Value, owner: Group, group: Group) -> _Again | None:
         assert node is not None
         if node in found.nodes or node in group.copied:
             continue
-        one = found.nodes[node] = owner.members[node]
+        one = found.nodes[node] = computed[node]
         if not _is_cheap(one, value, group):
             return None
         for read in one.values():
-            if read.node in owner.members and read not in written | known:
+            if read.node in computed and read not in written | known:
                 waiting.append(read)
             elif read not in known:
                 found.sources[read] = None
     steps = sum(len(one.steps) for one in found.nodes.values())
-    is_less = sum(source.tensor_type.nbytes for source in found.sources) < value.tensor_type.nbytes
+    # What is summed up at once is not written for that, if nothing else reads it.
+    is_alone = group.outer and all(user in group.members or user in owner.members for user in value.users)
+    most = value.tensor_type.nbytes * (2 if is_alone else 1)
+    is_less = sum(source.tensor_type.nbytes for source in found.sources) < most
     return found if is_less and steps <= MOST_STEPS and all(_stays(source, group) for source in found.sources) else None
 
 
@@ -72,7 +75,12 @@ def _is_cheap(one: Lowered, value: Value, group: Group) -> bool:
     What a group repeats along other dims it computes so often too: no more than a Cast is worth that.
     """
     is_repeated = value.shape != group.space
-    return not one.reduced and one.space == value.shape and (not is_repeated or one.node.op_type == "Cast")
+    return (
+        not one.reduced
+        and not one.outer
+        and one.space == value.shape
+        and (not is_repeated or one.node.op_type == "Cast")
+    )
 
 
 def _stays(value: Value, group: Group) -> bool:

@@ -38,6 +38,7 @@ class Lowered:
         results: the step of each of these.
         space: the shape over which the node computes.
         reduced: how many dims at the end of it are reduced.
+        outer: how many dims at its beginning are summed up.
     """
 
     node: Node
@@ -46,6 +47,7 @@ class Lowered:
     results: dict[Value, Ref] = field(default_factory=dict)
     space: tuple[int, ...] = ()
     reduced: int = 0
+    outer: int = 0
 
     def step(self, op_type: str, *operands: Given, **attributes: Attribute) -> Ref:
         """Add a step."""

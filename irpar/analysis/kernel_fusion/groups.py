@@ -26,6 +26,8 @@ MOST_STEPS = 96
 MOST_DIMS = 8
 LONGEST_ROW = 1 << 16
 """Elements of a row where rows are few: longer ones are reduced by many blocks."""
+FEWEST_COLUMNS = 32
+"""That are summed up: sums of fewer are reductions."""
 FEW_ROWS = 64
 SMALL = 64
 """Elements of tensors that engines with a device compute on the host, where all that they are made of lies there."""
@@ -122,16 +124,20 @@ class Group:
         stretch: in which they are.
         members: the nodes, as steps.
         space, reduced: over which shape, of which so many dims at the end are reduced.
+        outer: how many dims at its beginning are summed up; what is made of the sums is among the members.
 
     Attributes:
         copied: nodes of other groups that it computes too, rather than read what they make.
     """
 
-    def __init__(self, stretch: Stretch, members: Mapping[Node, Lowered], space: Shape, reduced: int) -> None:
+    def __init__(
+        self, stretch: Stretch, members: Mapping[Node, Lowered], space: Shape, reduced: int, outer: int = 0
+    ) -> None:
         self.stretch = stretch
         self.members = {node: members[node] for node in sorted(members, key=stretch.places.__getitem__)}
         self.space = space
         self.reduced = reduced
+        self.outer = outer
         self.copied: dict[Node, Lowered] = {}
 
     def copy(self, nodes: Mapping[Node, Lowered]) -> bool:
@@ -167,7 +173,9 @@ class Group:
         if (first.phase, first.stage, first.place) != (second.phase, second.stage, second.place):
             return None
         members = {**self.members, **other.members}
-        if self.space == other.space:
+        if self.outer or other.outer:
+            made = self._with_columns(other, members)
+        elif self.space == other.space:
             if self.reduced and other.reduced and self.reduced != other.reduced:
                 return None
             made = Group(self.stretch, members, self.space, self.reduced or other.reduced)
@@ -176,7 +184,17 @@ class Group:
             if not rows.reduced or plain.reduced or plain.space != rows.row_shape:
                 return None
             made = Group(self.stretch, members, rows.space, rows.reduced)
-        return made if made.fits() else None
+        return made if made is not None and made.fits() else None
+
+    def _with_columns(self, other: "Group", members: Mapping[Node, Lowered]) -> "Group | None":
+        """Both in one, where one of them sums up columns: the other sums up such too, or computes on sums."""
+        columns, plain = (self, other) if self.outer else (other, self)
+        if plain.outer:
+            is_fit = (plain.space, plain.outer) == (columns.space, columns.outer)
+        else:
+            whole = columns.space[columns.outer :]
+            is_fit = not plain.reduced and plain.space in (whole, (*(1 for _ in range(columns.outer)), *whole))
+        return Group(self.stretch, members, columns.space, 0, columns.outer) if is_fit else None
 
     def operands(self) -> tuple[Value, ...]:
         """What the nodes read from outside, in order of first use."""
@@ -214,7 +232,7 @@ class Group:
         computed = self.computed()
         drafts = [step for one in computed.values() for step in one.steps]
         kinds = {step.op_type for step in drafts} & {"IsIndex", "RotateHalf"}
-        if kinds and (self.reduced or len(kinds) > 1):
+        if kinds and (self.reduced or self.outer or len(kinds) > 1):
             return False
         squeezed = {
             value
@@ -222,7 +240,7 @@ class Group:
             for value, ref in one.results.items()
             if one.steps[ref.place].op_type == "Squeeze"
         }
-        if any(not squeezed.isdisjoint(one.values()) for one in computed.values()):
+        if not self.outer and any(not squeezed.isdisjoint(one.values()) for one in computed.values()):
             return False  # A kernel writes what lost its reduced dims, and has no place in its rows to read it at.
         rotated = [step.operands[0] for step in drafts if step.op_type == "RotateHalf"]
         if any(isinstance(x, Value) and x.node in computed for x in rotated):
@@ -271,12 +289,13 @@ class Grouping:
             one = lowered(node, read) if node not in others else None
             if one is None or not _is_for_kernel(one):
                 continue
-            own = Group(self.stretch, {node: one}, one.space, one.reduced)
+            own = Group(self.stretch, {node: one}, one.space, one.reduced, one.outer)
             if not own.fits():
                 continue
             self.group[node] = self.unit[node] = own
             for producer in reversed(self.stretch.before[node]):
                 self._try_join(producer, node)
+        self._join_columns()
         found = sorted(filter(_is_worth_it, dict.fromkeys(self.group.values())), key=lambda group: places[group.last])
         for group in found:
             for node, one in group.members.items():
@@ -291,6 +310,21 @@ class Grouping:
         if made is not None and self.is_convex(made.members):
             self.group.update(dict.fromkeys(made.members, made))
             self.unit.update(dict.fromkeys(made.members, made))
+
+    def _join_columns(self) -> None:
+        """Let sums of columns of what one group makes be one group too."""
+        known: dict[tuple[object, ...], Group] = {}
+        for group in dict.fromkeys(self.group.values()):
+            if not group.outer:
+                continue
+            makers = (self.unit.get(value.node) for value in group.operands() if value.node is not None)
+            key = (group.space, group.outer, next((unit for unit in makers if unit is not None), group))
+            other = known.setdefault(key, group)
+            made = other.with_other(group) if other is not group else None
+            if made is not None and self.is_convex(made.members):
+                known[key] = made
+                self.group.update(dict.fromkeys(made.members, made))
+                self.unit.update(dict.fromkeys(made.members, made))
 
     def is_convex(self, members: Collection[Node]) -> bool:
         """Whether no path leaves some nodes and comes back, where other units are one node each."""
@@ -318,6 +352,8 @@ def _is_for_kernel(one: Lowered) -> bool:
     """Whether a node alone can be a kernel: rows of it are many, or short enough."""
     if len(one.space) > MOST_DIMS:
         return False
+    if one.outer:
+        return math.prod(one.space[: one.outer]) > 1 and math.prod(one.space[one.outer :]) >= FEWEST_COLUMNS
     if not one.reduced:
         return True
     cut = len(one.space) - one.reduced

@@ -23,6 +23,9 @@ from irpar.ops.facts import (
 
 from .drafts import Given, Lower, Lowered, Ref
 
+_SUMS = ("ReduceMean", "ReduceSum")
+"""Reductions that there are kernels of along the first dims too."""
+
 
 def _rows(made: Lowered, shape: Sequence[int], axes: Sequence[int]) -> None:
     """Let a node reduce axes of a shape, which must be its last ones."""
@@ -55,11 +58,14 @@ def _reduction(node: Node, made: Lowered) -> Sequence[Given | None]:
     axes = ints_attribute(node, "axes") if len(node.operands) < 2 else ints_operand(node, 1)
     if not axes and int_attribute(node, "noop_with_empty_axes", 0):
         raise CannotTellError("no axes")
-    _rows(made, x.shape, axes_of(axes or range(len(x.shape)), len(x.shape)))
-    found = made.reduce(node.op_type, x)
-    if int_attribute(node, "keepdims", 1):
-        return [found]
-    return [made.step("Squeeze", found, axes=tuple(range(-made.reduced, 0)))]
+    rank, chosen = len(x.shape), axes_of(axes or range(len(x.shape)), len(x.shape))
+    if node.op_type in _SUMS and len(chosen) < rank and sorted(chosen) == list(range(len(chosen))):
+        made.space, made.outer = x.shape, len(chosen)
+    else:
+        _rows(made, x.shape, chosen)
+    places = tuple(range(-rank, made.outer - rank)) if made.outer else tuple(range(-made.reduced, 0))
+    found = made.step(node.op_type, x, axes=places)
+    return [found if int_attribute(node, "keepdims", 1) else made.step("Squeeze", found, axes=places)]
 
 
 def _fitting(made: Lowered, *vectors: Value | None) -> None:

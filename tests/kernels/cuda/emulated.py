@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from irpar.kernels.cuda.expression_text import Launch, functions
+from irpar.kernels.cuda.gpu import COUNTERS
 
 HEADER = Path(__file__).parent / "emulation.h"
 COMPILER = shutil.which("g++")
@@ -50,6 +51,9 @@ def _qualified(parameters: str, number: int) -> str:
 
 def emulate(library: Any, number: int, launch: Launch, arrays: Sequence["np.ndarray[Any, Any]"]) -> None:
     """Run a launch of a library over operands and results."""
+    if launch.parts:
+        parts = np.full(launch.parts, np.nan, np.float64 if launch.kind == "double" else np.float32)
+        arrays = [*arrays, parts, np.zeros(COUNTERS, np.uint32)]
     pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
     kinds = {np.int32: ctypes.c_int32, np.int64: ctypes.c_int64}
     numbers = [kinds[type(value)](int(value)) for value in launch.numbers]

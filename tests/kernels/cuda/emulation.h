@@ -39,6 +39,8 @@ static uint64_t exchanged[1024];
 // All other threads of the block come as far as this one is before it goes on.
 static void meet() { unsigned own = threadIdx.x; swapcontext(&fibers[own], &scheduler); threadIdx.x = own; }
 DEVICE void __syncthreads() { meet(); }
+DEVICE void __threadfence() {}
+DEVICE unsigned atomicAdd(unsigned* p, unsigned added) { unsigned before = *p; *p += added; return before; }
 template <class T> DEVICE T __shfl_xor_sync(unsigned, T value, int offset) {
   memcpy(&exchanged[threadIdx.x], &value, sizeof(T));
   meet();

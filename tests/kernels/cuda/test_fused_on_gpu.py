@@ -11,7 +11,7 @@ from tests.gpu import NEEDS_GPU, cupy
 
 from .random_expressions import Array, Example, draw
 from .test_each import NARROW, UPDATE, computed, update
-from .test_generator import CHANNELS, NORMALIZED, ONE_HOT, ROTARY, SOFTMAX, close, numbers, rotary
+from .test_generator import CHANNELS, COLUMNS, NORMALIZED, ONE_HOT, ROTARY, SOFTMAX, close, gradients, numbers, rotary
 
 pytestmark = NEEDS_GPU
 GUARD = 256
@@ -81,6 +81,19 @@ def test_rotated_rows_and_channels(dtype: Any) -> None:
         check(Example(ROTARY, rotary(random, dtype, size)))
     check(Example(CHANNELS, numbers(random, dtype, (3, 7, 5, 8), (7,), (7,))))
     check(Example(ONE_HOT, (random.integers(-6, 6, (50, 33)), *numbers(random, dtype, (50, 6, 33)))))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
+def test_sums_of_columns(dtype: Any) -> None:
+    random = np.random.default_rng(9)
+    for shape in (*COLUMNS, (4, 256, 768), (4, 256, 3072), (8, 4000, 768), (1, 100_000, 33)):
+        example = gradients(random, dtype, shape)
+        check(example, shape[0])
+        kernel = cuda.lookup("irpar", "Fused", 1)
+        assert kernel is not None
+        operands = [uploaded(x) for x in example.operands]
+        runs = [kernel(cuda.Gpu(cupy()), operands, {"expression": example.lines}, 3) or () for _ in range(2)]
+        assert [x.get().tobytes() for x in runs[0]] == [x.get().tobytes() for x in runs[1]]
 
 
 def test_elements_beyond_32_bits_of_strides() -> None:

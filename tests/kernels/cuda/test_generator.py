@@ -53,6 +53,18 @@ ONE_HOT = (
     "y0 = Sub(t6, t5)",
 )
 ROTARY = ("t0 = RotateHalf(x0)", "t1 = Mul(x0, x1)", "t2 = Mul(t0, x2)", "y0 = Add(t1, t2)")
+GRADIENTS = (
+    "t0 = Sub(x0, x1)",
+    "t1 = Mul(t0, x2)",
+    "t2 = Mul(x3, t1)",
+    "t3 = ReduceSum(t2, axes=[-3, -2])",
+    "t4 = Squeeze(t3, axes=[-3, -2])",
+    "y0 = Cast(t4, to=bf16)",
+    "y1 = ReduceMean(x3, axes=[-3, -2])",
+    "t7 = Mul(y1, x4)",
+    "y2 = Add(t7, 1.0)",
+)
+"""Of a normalisation's scale and shift."""
 SOFTMAX = (
     "t0 = Mul(x0, 0.125)",
     "t1 = Add(t0, x1)",
@@ -121,6 +133,31 @@ def rotary(random: np.random.Generator, dtype: Any, size: int) -> tuple[Array, .
     return (x.transpose(0, 2, 1, 3), *angles)
 
 
+def gradients(random: np.random.Generator, dtype: Any, shape: tuple[int, int, int]) -> Example:
+    """Of a normalisation of some shape, of numbers whose sums are about 1."""
+    *outer, length = shape
+    rows, share = (*outer, 1), np.sqrt(np.prod(outer))
+    given = [x / share for x in numbers(random, np.float64, shape, rows)]
+    given += numbers(random, np.float64, rows, shape, (length,))
+    return Example(GRADIENTS, tuple(np.asarray(x / 2).astype(dtype) for x in given))
+
+
+COLUMNS = ((2, 9, 16), (3, 700, 40), (1, 3000, 7), (4, 5, 600), (2, 1, 33), (1, 5000, 64))
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_sums_of_columns(tmp_path: Path) -> None:
+    """Few and many rows, which several blocks share then; columns that are no whole vectors, and of a matrix turned."""
+    random = np.random.default_rng(8)
+    dtypes = (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)
+    found = [gradients(random, dtype, shape) for dtype in dtypes for shape in COLUMNS]
+    x = numbers(random, np.float32, (64, 100))[0].T
+    found.append(Example(("t0 = Exp(x0)", "y0 = ReduceMean(t0, axes=[-2])"), (x,)))
+    assert any(launch_of(one, [np.empty(y.shape, y.dtype) for y in one.computed()]).parts for one in found)
+    check(found, tmp_path)
+
+
 @pytest.mark.slow
 @NEEDS_COMPILER
 def test_rows_are_rotated(tmp_path: Path) -> None:
@@ -143,6 +180,7 @@ def test_kernels_compute_what_expressions_say(tmp_path: Path) -> None:
             Example(SOFTMAX, numbers(random, ml_dtypes.bfloat16, (2, 3, 4, 200), (2, 1, 1, 200))),
             Example(("t0 = Add(x0, x1)", "y0 = Gelu(t0)"), numbers(random, np.float16, (6, 40), (40,))),
             Example(ROTARY, rotary(random, np.float16, 16)),
+            gradients(random, np.float32, (3, 30, 40)),
             Example(ONE_HOT, (random.integers(-6, 6, (3, 8)), *numbers(random, np.float32, (3, 6, 8)))),
             Example(CHANNELS, numbers(random, np.float16, (2, 3, 4, 8), (3,), (3,))),
             Example(("t0 = Cast(x0, to=f16)", "y0 = Cast(t0, to=f32)"), numbers(random, np.float32, (5, 24))),
@@ -245,7 +283,7 @@ def test_what_is_not_for_the_generator() -> None:
         layouts = tuple(Layout.contiguous(shape, np.dtype(np.float32)) for shape in shapes)
         return generate(lines, layouts, tuple(Layout.contiguous(shape, np.dtype(np.float32)) for shape in results), 2)
 
-    assert made(("y0 = ReduceSum(x0, axes=[-2])",), (3, 4), results=((1, 4),)) is None
+    assert made(("y0 = ReduceSum(x0, axes=[-2])",), (2, 3, 4), results=((2, 1, 4),)) is None
     two = ("t0 = ReduceSum(x0, axes=[-1])", "y0 = ReduceSum(t0, axes=[-2])")
     assert made(two, (3, 4), results=((1, 1),)) is None
     assert made(("y0 = Neg(x0)",), (0, 4), results=((0, 4),)) is None
