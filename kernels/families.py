@@ -62,6 +62,7 @@ _FAMILIES = {
         "ReduceProd:1 ReduceSum:1 ReduceSumSquare:1"
     ),
     "resize": "Resize:11 Upsample:9",
+    "shared_matmul": "irpar::SharedMatMul:1",
     "shape": (
         "Concat:4 DepthToSpace:1 Expand:8 Flatten:1 Identity:1 Reshape:5 Shape:1 Size:1 Slice:1 "
         "SpaceToDepth:1 Split:2 Squeeze:1 Tile:6 Transpose:1 Trilu:14 Unsqueeze:1 com.microsoft::Trilu:1 "

@@ -10,6 +10,7 @@
 
 #include "ahead.cuh"
 #include "attention.cuh"
+#include "early.cuh"
 
 #ifndef ROWS
 #define ROWS 1
@@ -29,6 +30,7 @@ constexpr int SLOTS = 32 / LANES;
 constexpr int KEY_LOADS = (KEY_CHUNKS + LANES - 1) / LANES, VALUE_LOADS = (VALUE_CHUNKS + LANES - 1) / LANES;
 constexpr int LOADS = KEY_LOADS + VALUE_LOADS;
 constexpr int STEP = WARPS * SLOTS;  // keys that a block reads at once
+constexpr int LINE = 128, LINES = (CHUNKS * 16 + LINE - 1) / LINE;  // bytes of the cache's lines, and lines of a key
 
 __device__ __forceinline__ void spread(float (&to)[WIDTH], uint4 chunk) {
   const unsigned words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
@@ -66,9 +68,9 @@ struct Rows {  // of keys or of values of one head
 // Shared memory: the chunks that are on their way; then, for each warp and row, the peak and the norm, and the sums; at
 // last the peaks and norms of all ranges.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    decode(const Element* __restrict__ q, const Element* past_key, const Element* k, Element* present_key,
-           const Element* past_value, const Element* v, Element* present_value, const void* __restrict__ mask,
-           const long long* __restrict__ valid, Element* __restrict__ y, float* parts, float* states,
+    decode(const Element* q, const Element* past_key, const Element* k, Element* present_key,
+           const Element* past_value, const Element* v, Element* present_value, const void* mask,
+           const long long* valid, Element* __restrict__ y, float* parts, float* states,
            unsigned* arrived, int heads, int group, int queries, int past, int keys, int seen, int range, int offset,
            int left, int right, float scale, float cap, long long q_batch, long long q_head, long long q_row,
            long long past_key_batch, long long past_key_head, long long past_key_row, long long k_batch,
@@ -82,13 +84,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int key_head = blockIdx.y / blocks, first = blockIdx.y % blocks * ROWS, batch = blockIdx.z;
   const int split = blockIdx.x, splits = gridDim.x;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = lane / LANES, part = lane % LANES;
+  let_next_begin();
+  // What was before may still be at work while the past comes to the cache.
+  const long long past_place = batch * past_key_batch + key_head * past_key_head;
+  const long long past_value_place = batch * past_value_batch + key_head * past_value_head;
+  for (int i = threadIdx.x; i < range * LINES; i += THREADS) {
+    const int key = split * range + i / LINES, column = i % LINES * (LINE / static_cast<int>(sizeof(Element)));
+    if (key >= past) break;
+    if (column < HEAD) prefetch(past_key + past_place + key * past_key_row + column);
+    if (column < VALUE_HEAD) prefetch(past_value + past_value_place + key * past_value_row + column);
+  }
+  wait_for_before();
   const Sight sight(seen, queries, offset, left, right, valid, batch);
   const bool writes = first == 0 && present_key != nullptr;
   const long long key_place = static_cast<long long>(batch) * (heads / group) + key_head;
-  const Rows<HEAD> key_rows = {past_key + batch * past_key_batch + key_head * past_key_head,
+  const Rows<HEAD> key_rows = {past_key + past_place,
                                k + batch * k_batch + key_head * k_head,
                                writes ? present_key + key_place * keys * HEAD : nullptr, past_key_row, k_row, past};
-  const Rows<VALUE_HEAD> value_rows = {past_value + batch * past_value_batch + key_head * past_value_head,
+  const Rows<VALUE_HEAD> value_rows = {past_value + past_value_place,
                                        v + batch * v_batch + key_head * v_head,
                                        writes ? present_value + key_place * keys * VALUE_HEAD : nullptr,
                                        past_value_row, v_row, past};

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from ..expression import DTYPES, Number, Operand, Step
 from .expression_problem import STORED, Problem, computed_type, stored_type
 from .layouts import Dims
+from .programs import Program
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Launch:
 @cache
 def functions() -> str:
     """What the source of every kernel begins with."""
-    return (Path(__file__).parent / "expressions.cuh").read_text(encoding="utf-8")
+    return Program.file("expressions.cuh").source
 
 
 def number_text(value: Any, kind: str) -> str:
@@ -167,7 +167,7 @@ class KernelText:
                 functions(),
                 f"typedef {self.index} Index;",
                 f'extern "C" __global__ void __launch_bounds__({threads}) fused({", ".join((*pointers, *numbers))}) {{',
-                *indented(body),
+                *indented(["let_next_begin();", "wait_for_before();", *body]),
                 "}",
                 "",
             )

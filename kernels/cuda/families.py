@@ -15,6 +15,7 @@ _FAMILIES: dict[str, str] = {
     "pooling": "AveragePool:7 MaxPool:1",
     "pooling_channels_last": "irpar::PoolChannelsLast:1",
     "rotary": "RotaryEmbedding:23",
+    "shared_matmul": "irpar::SharedMatMul:1",
     "sums": "ReduceMean:18 ReduceSum:13",
 }
 """Family to its operators (`domain::operator` those of other domains), each with the first version that it computes."""

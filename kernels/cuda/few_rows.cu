@@ -8,10 +8,14 @@
 // Where w lies column by column, a warp computes whole columns (dots).
 
 #include "ahead.cuh"
+#include "early.cuh"
 #include "finish.cuh"
 
 #ifndef ROWS
 #define ROWS 1
+#endif
+#ifndef GATED
+#define GATED 0
 #endif
 
 constexpr int WARPS = 8;
@@ -21,6 +25,9 @@ constexpr int COLUMNS = 32 * WIDTH;          // of a tile
 constexpr int DEEP = 4;                      // rows of a warp in a step
 constexpr int STEP = WARPS * DEEP;           // rows of a step
 constexpr int AHEAD = 3;                     // steps that are on their way
+constexpr int EARLY = 4;                     // steps that are brought to the cache before the launch's turn
+constexpr int LINE = 128, LINES = 512 / LINE;  // bytes of the cache's lines, and lines of a row of a tile
+constexpr int TOGETHER = GATED ? 2 : 1;      // tiles that become one
 constexpr int EACH = 2;                      // columns of a warp, where they are whole
 constexpr int JOINED = ROWS > 2 ? 2 : 8;      // blocks whose sums are read before the first is used
 
@@ -33,31 +40,52 @@ struct alignas(16) Chunk {
 
 __device__ __forceinline__ Chunk read(const Element* from) { return *reinterpret_cast<const Chunk*>(from); }
 
+struct Tile {  // of one of the matrices
+  const Element* w;
+  Element* y;
+  Index columns, w_row, left;
+};
+
 // Shared memory: the chunks that are on their way, then the sums of WARPS * ROWS rows of COLUMNS.
+// Of up to three matrices, one behind the other; absent ones have no columns. GATED: of two with as many columns, tiles
+// in turn; activation(x w) * (x w1) is the one result.
 // parts: what block b found of tile t lies at b + t, ROWS rows of COLUMNS.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    columns_of(const Element* __restrict__ x, const Element* __restrict__ w, Element* __restrict__ y, float* parts,
-               unsigned* arrived, const Element* __restrict__ bias, const Element* residual, Index depth,
-               Index columns, int each, Index x_row, Index w_row, float alpha, float beta, int activation) {
+    columns_of(const Element* x, const Element* w, const Element* w1, const Element* w2, Element* y, Element* y1,
+               Element* y2, float* parts, unsigned* arrived, const Element* bias, const Element* residual, Index depth,
+               Index columns, Index columns1, Index columns2, int each, Index x_row, Index w_row, Index w1_row,
+               Index w2_row, float alpha, float beta, int activation) {
   extern __shared__ __align__(16) unsigned char shared[];
   Chunk* const chunks = reinterpret_cast<Chunk*>(shared) + threadIdx.x;
   float* const sums = reinterpret_cast<float*>(shared + AHEAD * DEEP * THREADS * sizeof(Chunk));
   int* const is_last = reinterpret_cast<int*>(sums);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int steps = static_cast<int>((depth + STEP - 1) / STEP);  // of a tile
-  const int tiles = static_cast<int>((columns + COLUMNS - 1) / COLUMNS), all = tiles * steps;
+  const auto tiles_of = [](Index count) { return static_cast<int>((count + COLUMNS - 1) / COLUMNS); };
+  const int tiles = tiles_of(columns), tiles1 = tiles_of(columns1);
+  const int all = (tiles + tiles1 + tiles_of(columns2)) * steps;
   const int begin = blockIdx.x * each, end = all - begin < each ? all : begin + each;
   const Finish finish = {bias, residual, alpha, beta, activation};
 
+  const auto tile_at = [&](int tile) {
+#if GATED
+    const int number = tile % 2, place = tile / 2;
+#else
+    const int number = tile < tiles ? 0 : tile < tiles + tiles1 ? 1 : 2;
+    const int place = tile - (number > 0 ? tiles : 0) - (number > 1 ? tiles1 : 0);
+#endif
+    return Tile{number == 0 ? w : number == 1 ? w1 : w2, number == 0 ? y : number == 1 ? y1 : y2,
+                number == 0 ? columns : number == 1 ? columns1 : columns2,
+                number == 0 ? w_row : number == 1 ? w1_row : w2_row, static_cast<Index>(place) * COLUMNS};
+  };
   const auto copy = [&](int step, int slot) {
     if (step < end) {
-      const int tile = step / steps;
-      const Index row = static_cast<Index>(step - tile * steps) * STEP + warp * DEEP;
-      const Index column = static_cast<Index>(tile) * COLUMNS + lane * WIDTH;
+      const Tile at = tile_at(step / steps);
+      const Index row = static_cast<Index>(step % steps) * STEP + warp * DEEP, column = at.left + lane * WIDTH;
 #pragma unroll
       for (int j = 0; j < DEEP; ++j) {
-        const bool is_given = row + j < depth && column < columns;
-        copy_once(chunks + (slot * DEEP + j) * THREADS, is_given ? w + (row + j) * w_row + column : w, is_given);
+        const bool is_given = row + j < depth && column < at.columns;
+        copy_once(chunks + (slot * DEEP + j) * THREADS, is_given ? at.w + (row + j) * at.w_row + column : x, is_given);
       }
     }
     end_copies();
@@ -67,9 +95,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     return lane < ROWS * DEEP && place < depth ? widened(x[lane / DEEP * x_row + place]) : 0.0f;
   };
 
+  // What was before may still be at work while the first of w comes to the cache.
+  let_next_begin();
+  {
+    const Tile at = tile_at(begin / steps);
+    for (int i = threadIdx.x; i < EARLY * STEP * LINES; i += THREADS) {
+      const Index row = static_cast<Index>(begin % steps) * STEP + i / LINES;
+      const Index column = at.left + i % LINES * (LINE / sizeof(Element));
+      if (row < depth && column < at.columns) prefetch(at.w + row * at.w_row + column);
+    }
+  }
+  wait_for_before();
 #pragma unroll 1
   for (int i = 0; i < AHEAD; ++i) copy(begin + i, i);
   float own[ROWS][WIDTH] = {}, following = number(begin);
+#if GATED
+  float gates[ROWS] = {};
+#endif
   for (int step = begin, slot = 0; step < end; ++step, slot = slot + 1 == AHEAD ? 0 : slot + 1) {
     const float numbers = following;
     if (step + 1 < end) following = number(step + 1);
@@ -98,9 +140,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         own[r][c] = 0.0f;
       }
     __syncthreads();
+    const Tile at = tile_at(tile);
     const int place = threadIdx.x;  // of a column in the tile
-    const Index column = static_cast<Index>(tile) * COLUMNS + place;
-    const bool has_column = place < COLUMNS && column < columns;
+    const Index column = at.left + place;
+    const bool has_column = place < COLUMNS && column < at.columns;
     float found[ROWS] = {};
     if (has_column) {
 #pragma unroll
@@ -109,9 +152,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int other = 0; other < WARPS; ++other)
           found[r] += sums[(other * ROWS + r) * COLUMNS + place % WIDTH * 32 + place / WIDTH];
     }
-    const int first = tile * steps / each, last = ((tile + 1) * steps - 1) / each;  // the blocks that have some of it
-    bool is_done = first == last;
-    if (!is_done) {
+    // The blocks that have some of it; of two tiles that become one, all count.
+    const auto first_of = [&](int tile) { return tile * steps / each; };
+    const auto last_of = [&](int tile) { return ((tile + 1) * steps - 1) / each; };
+    const int before = tile / TOGETHER * TOGETHER, behind = before + TOGETHER - 1;
+    bool is_done = first_of(before) == last_of(behind);
+    if (is_done) {
+#if GATED
+      is_done = tile == behind;
+#pragma unroll
+      for (int r = 0; r < ROWS; ++r) gates[r] = is_done ? gates[r] : found[r];
+#endif
+    } else {
       if (has_column) {
 #pragma unroll
         for (int r = 0; r < ROWS; ++r)
@@ -119,37 +171,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       }
       __threadfence();
       __syncthreads();
-      if (threadIdx.x == 0) *is_last = atomicAdd(arrived + tile, 1u) == static_cast<unsigned>(last - first);
+      // A block that has the end of the one and the beginning of the other counts twice.
+      int awaited = last_of(before) - first_of(before);
+      if (before < behind) awaited += last_of(behind) - first_of(behind) + 1;
+      if (threadIdx.x == 0) *is_last = atomicAdd(arrived + before, 1u) == static_cast<unsigned>(awaited);
       __syncthreads();
       is_done = *is_last;
       if (is_done) {
         __threadfence();
-        if (threadIdx.x == 0) arrived[tile] = 0;
+        if (threadIdx.x == 0) arrived[before] = 0;
       }
-      if (is_done && has_column) {
+      const auto join = [&](int tile, float (&total)[ROWS]) {
+        const int first = first_of(tile), last = last_of(tile);
         const float* from = parts + static_cast<Index>(first + tile) * (ROWS * COLUMNS) + place;
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) found[r] = 0.0f;
+        for (int r = 0; r < ROWS; ++r) total[r] = 0.0f;
 #pragma unroll(JOINED)
         for (int i = first; i <= last; ++i, from += ROWS * COLUMNS)
 #pragma unroll
-          for (int r = 0; r < ROWS; ++r) found[r] += __ldcg(from + r * COLUMNS);
+          for (int r = 0; r < ROWS; ++r) total[r] += __ldcg(from + r * COLUMNS);
+      };
+      if (is_done && has_column) {
+        join(behind, found);
+#if GATED
+        join(before, gates);
+#endif
       }
     }
     if (is_done && has_column) {
 #pragma unroll
-      for (int r = 0; r < ROWS; ++r) y[r * columns + column] = finish(found[r], r * columns + column, column);
+      for (int r = 0; r < ROWS; ++r) {
+        const Index to = r * at.columns + column;
+#if GATED
+        y[to] = narrowed(activated(gates[r], activation) * found[r]);
+#else
+        at.y[to] = finish(found[r], to, column);
+#endif
+      }
     }
     __syncthreads();
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    dots(const Element* __restrict__ x, const Element* __restrict__ w, Element* __restrict__ y,
-         const Element* __restrict__ bias, const Element* residual, Index depth, Index columns, Index x_row,
+    dots(const Element* x, const Element* w, Element* __restrict__ y,
+         const Element* bias, const Element* residual, Index depth, Index columns, Index x_row,
          Index w_column, float alpha, float beta, int activation) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index first = (static_cast<Index>(blockIdx.x) * WARPS + warp) * EACH;
+  let_next_begin();
+  wait_for_before();
   if (first >= columns) return;
   const Element* from[EACH];
 #pragma unroll

@@ -11,7 +11,7 @@ from .gpu import Gpu
 from .indexing import ELEMENTS
 from .programs import Program
 
-ACTIVATIONS = {None: 0, "relu": 1, "gelu_tanh": 2}
+ACTIVATIONS = {None: 0, "relu": 1, "gelu_tanh": 2, "silu": 3}
 _NONE = np.uint64(0)
 _THREADS, _BLOCKS_EACH = 256, 32
 

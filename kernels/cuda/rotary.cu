@@ -3,6 +3,7 @@
 // INTERLEAVED: pairs stand next to each other, else half of what is rotated apart. PLACED: rows have places in the
 // tables of cosines and sines, of the type PLACE; else the tables have the rows. Strides are in elements.
 
+#include "early.cuh"
 #include "elements.cuh"
 
 #ifndef WIDTH
@@ -26,13 +27,15 @@ __device__ __forceinline__ Elements read(const Element* from) { return *reinterp
 __device__ __forceinline__ void write(Element* to, const Elements& given) { *reinterpret_cast<Elements*>(to) = given; }
 
 extern "C" __global__ void __launch_bounds__(256)
-    rotate(const Element* __restrict__ x, const Element* __restrict__ cosines, const Element* __restrict__ sines,
-           const PLACE* __restrict__ places, Element* __restrict__ y, bool* fault, unsigned batches, unsigned rows,
+    rotate(const Element* x, const Element* cosines, const Element* sines,
+           const PLACE* places, Element* __restrict__ y, bool* fault, unsigned batches, unsigned rows,
            unsigned heads, unsigned size, unsigned half, unsigned length, Index x_batch, Index x_row, Index x_head,
            Index y_batch, Index y_row, Index y_head, Index cos_batch, Index cos_row, Index sin_batch, Index sin_row,
            Index place_batch, Index place_row) {
   const unsigned chunks = (size - half) / WIDTH, count = batches * rows * heads * chunks;
   const unsigned step = gridDim.x * blockDim.x;
+  let_next_begin();
+  wait_for_before();
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
     unsigned rest = i / chunks, column = (i - rest * chunks) * WIDTH;
     unsigned head = rest % heads, row = rest / heads % rows, batch = rest / heads / rows;

@@ -9,6 +9,7 @@ from irpar.ir.module import IRPAR_OPSET
 
 from .groups import Group, Grouping
 from .products import Product
+from .shared_products import SharedProduct
 
 SMALL_BYTES = 4096
 """What may be held longer."""
@@ -46,7 +47,9 @@ class Alike:
         return lambda make: [make("FusedEach", operands, attributes, **facts)]
 
 
-def join_alike(grouping: Grouping, groups: Sequence[Group | Product]) -> list[Group | Product | Alike]:
+def join_alike(
+    grouping: Grouping, groups: Sequence[Group | Product | SharedProduct]
+) -> list[Group | Product | SharedProduct | Alike]:
     """Groups and products, with one unit in place of elementwise groups that do the same.
 
     Only those are joined whose results nothing else in the stretch reads, so that nobody waits longer for one of them,

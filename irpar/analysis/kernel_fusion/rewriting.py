@@ -20,10 +20,11 @@ from .groups import Group, Grouping, Stretch
 from .joined_heads import JoinedHeads, joined_heads
 from .order import turned
 from .products import Product, join_products
+from .shared_products import SharedProduct, share_products
 from .turned_products import TurnedProduct, turned_products
 
 Rewritten = Forward | Gradient | LossForward | LossGradient | ScoresProduct | TurnedProduct | JoinedHeads | AddedRows
-Unit = Group | Attention | Rewritten | Product | Alike
+Unit = Group | Attention | Rewritten | Product | SharedProduct | Alike
 
 
 def fuse(graph: Graph) -> int:
@@ -96,7 +97,7 @@ def _units(stretch: Stretch, version: int = 0) -> tuple[list[Unit | Node], set[N
     groups = [group for group in groups if group.last not in idle]
     stretch = replace(stretch, nodes=[node for node in stretch.nodes if node not in idle])
     joined = join_products(grouping, groups)
-    units: list[Unit] = [*found, *(joined if version else join_alike(grouping, joined))]
+    units: list[Unit] = [*found, *(joined if version else join_alike(grouping, share_products(grouping, joined)))]
     return _in_order(stretch, units), unread | idle
 
 
@@ -153,7 +154,7 @@ def _writer(unit: Unit) -> Callable[[Make], list[Node]]:
         return lambda make: written(unit, make)
     if isinstance(unit, Rewritten):
         return unit.written
-    if isinstance(unit, Product | Alike):
+    if isinstance(unit, Product | SharedProduct | Alike):
         return unit.writer()
     return _fused(unit)
 

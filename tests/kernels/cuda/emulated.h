@@ -225,6 +225,12 @@ inline void copy_few_async(void* to, const void* from, bool is_given) {
   fiber.copies.push_back({to, from, is_given, fiber.group, bytes});
 }
 inline void copy_async(void* to, const void* from, bool is_given) { copy_few_async<16>(to, from, is_given); }
+inline void wait_for_before() {}
+inline void let_next_begin() {}
+inline void prefetch(const void* address) {
+  static volatile unsigned char read;
+  read = *static_cast<const unsigned char*>(address);
+}
 inline void copy_once(void* to, const void* from, bool is_given) { copy_async(to, from, is_given); }
 static void wait_for_groups(int behind) {
   std::vector<Copy> left;

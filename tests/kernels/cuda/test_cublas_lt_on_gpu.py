@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from irpar.kernels import lookup
+from irpar.kernels.cuda import Gpu
+from irpar.kernels.cuda import lookup as lookup_cuda
 from irpar.kernels.cuda.cublas_lt import matmul, tf32
 from irpar.kernels.gemm import product
 from tests.gpu import NEEDS_GPU, cupy
@@ -146,6 +148,34 @@ def test_rows_of_a_length(dtype: np.dtype) -> None:
         exact.check(out[..., :1021], UNIT[dtype], **PLAIN)
         edges = cupy().concatenate([memory[: 8 + GUARD], memory[-GUARD:]])
         np.testing.assert_array_equal(cupy().asnumpy(edges), np.asarray(POISON).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("gate", "sizes"),
+    [("none", (4096, 520, 1032)), ("none", (2048, 520)), ("silu", (2056, 2056)), ("gelu_tanh", (520, 520))],
+)
+def test_few_rows_with_several_matrices(dtype: np.dtype, rows: int, gate: str, sizes: tuple[int, ...]) -> None:
+    numbers, kernel = np.random.default_rng(), lookup("irpar", "SharedMatMul", 1)
+    cuda_kernel = lookup_cuda("irpar", "SharedMatMul", 1)
+    assert kernel is not None
+    assert cuda_kernel is not None
+    a = (numbers.standard_normal((1, rows, 1032)) / 32).astype(dtype)
+    matrices = [numbers.standard_normal((1032, size)).astype(dtype) for size in sizes]
+    count = len(sizes) if gate == "none" else 1
+    wanted = kernel(np, [x.astype(F64) for x in (a, *matrices)], {"gate": gate}, count)
+    given = [place(x, "plain", 0) for x in (a, *matrices)]
+    first = None
+    for _ in range(20):
+        results = cuda_kernel(Gpu(cupy()), given, {"gate": gate}, count)
+        assert results is not None
+        found = [cupy().asnumpy(result) for result in results]
+        for result, right in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(result.astype(F64), right, rtol=0, atol=8 * UNIT[dtype] * abs(right).max())
+        first = first or found
+        for result, before in zip(found, first, strict=True):
+            np.testing.assert_array_equal(result.view(np.uint8), before.view(np.uint8))
 
 
 @pytest.mark.parametrize("batch", [65535, 65536, 70001])

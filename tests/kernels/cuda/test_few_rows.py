@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from irpar.kernels import gemm
-from irpar.kernels.cuda import few_rows
+from irpar.kernels.activation import gelu_of_tanh
+from irpar.kernels.cuda import few_rows, lookup
 from irpar.kernels.cuda.finish import Finish
 
 from .emulation import NEEDS_COMPILER, EmulatedGpu
@@ -100,6 +101,53 @@ def test_what_follows_on_sums(gpu: EmulatedGpu, dtype: np.dtype, addends: dict[s
         Finish(bias=given[0], residual=given[1], **addends).launch(gpu, source, result)  # type: ignore[arg-type]
         unit = UNIT.get(dtype, 2.0**-48)
         np.testing.assert_allclose(result.astype(F64), wanted, rtol=unit, atol=2 * unit)
+
+
+SHARED = [("none", (520, 264, 8)), ("none", (264, 1048)), ("silu", (520, 520)), ("gelu_tanh", (264, 264))]
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize(("gate", "sizes"), SHARED, ids=str)
+def test_several_matrices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: np.dtype, gate: str, sizes: Any
+) -> None:
+    monkeypatch.setattr(few_rows, "FEWEST_BYTES", 1)
+    kernel, numbers = lookup("irpar", "SharedMatMul", 1), np.random.default_rng()
+    assert kernel is not None
+    for multiprocessors, rows in ((1, 3), (3, 1), (40, 1)):
+        found = []
+        gpus = [EmulatedGpu(tmp_path, multiprocessors, is_backwards=is_backwards) for is_backwards in (False, True)]
+        a = placed(gpus[0], (numbers.standard_normal((1, rows, 70))[0] / 8).astype(dtype), 8)[None]
+        matrices = [placed(gpus[0], numbers.standard_normal((70, size)).astype(dtype), 8) for size in sizes]
+        for gpu in gpus:
+            results = kernel(gpu, [a, *matrices], {"gate": gate}, len(sizes) if gate == "none" else 1)
+            assert results is not None
+            assert gpu.launched == ["columns_of"]
+            found.append(results)
+        products = [np.matmul(a.astype(F64), b.astype(F64)) for b in matrices]
+        wanted = products if gate == "none" else [opened(gate, products[0]) * products[1]]
+        for result, again, right in zip(*found, wanted, strict=True):
+            assert result.shape == right.shape
+            np.testing.assert_allclose(result.astype(F64), right, rtol=4 * UNIT[dtype], atol=4 * UNIT[dtype])
+            np.testing.assert_array_equal(result.view(np.uint8), again.view(np.uint8))
+
+
+def opened(gate: str, x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x)) if gate == "silu" else gelu_of_tanh(np, x)
+
+
+@pytest.mark.parametrize("wrong", ["small", "columns", "vector", "four", "other sizes"])
+def test_what_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setattr(few_rows, "FEWEST_BYTES", 1 << 20 if wrong == "small" else 1)
+    kernel, a, b = lookup("irpar", "SharedMatMul", 1), np.ones((1, 64), F16), np.ones((64, 64), F16)
+    assert kernel is not None
+    matrices = [b.T if wrong == "columns" else b] * (4 if wrong == "four" else 2)
+    if wrong == "other sizes":
+        matrices[1] = np.ones((64, 72), F16)
+    attributes = {"gate": "silu"} if wrong == "other sizes" else {}
+    assert kernel(EmulatedGpu(tmp_path), [a[0] if wrong == "vector" else a, *matrices], attributes, 1) is None
 
 
 def fits(
