@@ -23,6 +23,10 @@ settings.load_profile("irpar")
 # A process of several gets the width of the terminal; what a command prints into a pipe depends on it.
 os.environ.pop("COLUMNS", None)
 
+# Of processes beside each other each would compute with as many threads as there are cores, which wait for one another
+# and keep the cores busy meanwhile: half of the time. Nothing has imported NumPy yet.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Tests start hundreds of processes, each of which would compile irpar anew where the environment keeps no bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

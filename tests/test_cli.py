@@ -257,12 +257,16 @@ def test_verify_says_what_the_bound_is_of(capsys, folder):
 
 
 def test_bisect_names_the_first_tensor_that_differs(capsys, damaged):
-    code, found = call_json(capsys, "verify", damaged, "--bisect")
-    assert code == 1
-    assert found["bisection"]["node"] == "/h.1/mlp/c_fc/MatMul"
     code, out, _ = call(capsys, "verify", damaged, "--bisect")
     assert code == 1
     assert "made by /h.1/mlp/c_fc/MatMul" in out
+
+
+@pytest.mark.slow
+def test_bisect_in_json(capsys, damaged):
+    code, found = call_json(capsys, "verify", damaged, "--bisect")
+    assert code == 1
+    assert found["bisection"]["node"] == "/h.1/mlp/c_fc/MatMul"
 
 
 def test_the_tolerance_counts(capsys, folder):

@@ -461,6 +461,7 @@ def test_ten_steps_in_four_processes(programs: Path) -> None:
     assert (ending.code, out) == (0, "mean is right\ncache is right\n"), err
 
 
+@pytest.mark.slow
 def test_ten_steps_of_mpi(programs: Path) -> None:
     library = find("MPICH")
     if isinstance(library, str):

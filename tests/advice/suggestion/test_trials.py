@@ -8,10 +8,14 @@ import irpar
 from irpar import models
 from irpar.advice.suggestion.trials import Trials
 from irpar.sharding import Mesh
+from tests.budget import pairs
 
 
-@pytest.mark.parametrize("mesh", [{"tp": 2}, {"dp": 2, "tp": 4}, {"x": 3}], ids=str)
-@pytest.mark.parametrize("name", ["mlp", "gpt", "moe", "resnet", "recurrent"])
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    pairs(["mlp", "gpt", "moe", "resnet", "recurrent"], [{"tp": 2}, {"dp": 2, "tp": 4}, {"x": 3}]),
+    ids=str,
+)
 def test_what_is_estimated_is_what_is_planned(name: str, mesh: dict[str, int], tmp_path: Path) -> None:
     """Slices and local programs have tables and nodes of their own, which are in the plan alone."""
     path = tmp_path / "model.onnx"

@@ -15,6 +15,7 @@ from irpar.runtime.groups.pairwise import exchange
 from irpar.runtime.groups.results import EXECUTED
 from irpar.runtime.groups.spmd import Finish, Meeting, SpmdGroup
 from irpar.sharding import Axis, Mesh
+from tests.budget import pairs
 
 from .collective_cases import cases, check
 
@@ -101,17 +102,18 @@ def run(mesh: Mesh, calls: dict[int, Call], reducers: int | None = None) -> tupl
     return results, wire
 
 
-@pytest.mark.parametrize("mesh", [{"x": 2}, {"x": 3}, {"a": 4, "b": 2}], ids=str)
-@pytest.mark.parametrize(("rows", "seed"), [(3, 0), (3, 1), (3, 2), (9000, 3)])
-def test_all_kinds_have_the_bits_of_threads(mesh: dict[str, int], rows: int, seed: int) -> None:
-    made = Mesh(mesh)
+@pytest.mark.parametrize(
+    ("draw", "mesh"), pairs([(3, 0), (3, 1), (3, 2), (9000, 3)], [{"x": 3}, {"a": 4, "b": 2}, {"x": 2}]), ids=str
+)
+def test_all_kinds_have_the_bits_of_threads(draw: tuple[int, int], mesh: dict[str, int]) -> None:
+    (rows, seed), made = draw, Mesh(mesh)
     for case in cases(made, rows=rows, seed=seed):
         results, _ = run(made, {rank: case.call(made, rank) for rank in range(made.size)})
         for rank, result in results.items():
             check(case, made, rank, result)
 
 
-@pytest.mark.parametrize("reducers", [1, 2, 3])
+@pytest.mark.parametrize("reducers", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 3))])
 def test_few_members_reduce_to_the_same_bits(reducers: int) -> None:
     mesh = Mesh({"x": 4})
     for case in cases(mesh, rows=9000, seed=4):

@@ -19,6 +19,7 @@ from irpar.runtime.groups.nccl.group import NcclDevices
 from irpar.runtime.groups.nccl.group import _check_devices as check_devices
 from irpar.runtime.groups.nccl.transfers import wire_of
 from irpar.sharding import Axis, IrparError, Mesh
+from tests.budget import pairs
 from tests.runtime.groups.collective_cases import DTYPES, Case, cases, check, draw
 from tests.runtime.groups.fake_cupy import HOLDS, DeviceArray, FakeCupy, Network, Stream
 from tests.runtime.groups.nccl_threads import PAIR, call_of, groups, meet, run_pair
@@ -53,8 +54,7 @@ def exchange(group, case: Case, mesh: Mesh, rank: int, on_device: bool) -> np.nd
     return group.cupy.asnumpy(found)
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize(("mesh", "on_device"), pairs(MESHES, [False, True]), ids=str)
 def test_all_kinds_like_the_threads_group(mesh: Mesh, on_device: bool) -> None:
     listed = [case for seed in range(2) for case in cases(mesh, seed=seed)]
     make = groups(mesh)
