@@ -19,7 +19,7 @@ from ..operands import contiguous_result, is_view
 from ..registry import Array, Kept
 from ..windows import Windows
 from .copies import in_order
-from .gpu import STATIC_SHARED_BYTES, Gpu
+from .gpu import COUNTERS, STATIC_SHARED_BYTES, Gpu
 from .indexing import ELEMENTS
 from .programs import Program
 from .registry import cuda_kernel
@@ -58,8 +58,10 @@ TILES = (Tile(128, 128, 1.0), Tile(128, 64, 0.85), Tile(64, 128, 0.85), Tile(64,
 
 _PRODUCTS = {True: 1024, False: 128}
 """Products of 16 bits, and of float32, of a multiprocessor in a cycle."""
-_BLOCK_CYCLES, _JOIN_CYCLES, _LEAST_STEP_CYCLES = 2500, 4500, 350
-"""What a block takes beside its steps, what a second launch does, and what a step does at least."""
+_BLOCK_CYCLES, _JOIN_CYCLES, _LEAST_STEP_CYCLES = 2500, 1500, 350
+"""What a block takes beside its steps, what the last of a tile waits for, and what a step takes at least."""
+_JOINED = 16
+"""Sums that the last block reads in a cycle."""
 _MOST_SPLITS = 32
 
 
@@ -88,11 +90,11 @@ def plan_of(rows: int, features: int, groups: int, steps: int, is_narrow: bool, 
         blocks = -(-rows // tile.rows) * -(-features // tile.features) * groups
         products = tile.rows * tile.features * (64 if is_narrow else 32)
         cycles = max(_LEAST_STEP_CYCLES, products / (_PRODUCTS[is_narrow] * tile.efficiency))
-        for wanted in range(1, min(_MOST_SPLITS, steps) + 1):
+        for wanted in range(1, min(_MOST_SPLITS, steps) + 1 if blocks <= COUNTERS else 2):
             each = -(-steps // wanted)
             splits = -(-steps // each)
             waves = -(-blocks * splits // multiprocessors)
-            join = 0 if splits == 1 else _JOIN_CYCLES + rows * features * groups * splits / (multiprocessors * 8)
+            join = 0 if splits == 1 else _JOIN_CYCLES + tile.rows * tile.features * (splits + 1) / _JOINED
             found.append((waves * (_BLOCK_CYCLES + each * cycles) + join, Plan(tile, splits, each)))
     return min(found)[1]
 
@@ -212,7 +214,7 @@ def _multiply(call: _Call, bias: Array | None, residual: Array | None) -> None:
     if found is not y:
         y[...] = found
     if call.following[2]:
-        _join(call, call.y, 1, [_NONE, _NONE, *call.following[2:]])
+        _follow(call, call.y, [_NONE, _NONE, *call.following[2:]])
 
 
 def _with_even_channels(call: _Call, kept: Kept) -> _Call:
@@ -247,26 +249,25 @@ def _convolve(call: _Call) -> None:
     steps = -(-math.prod(call.weight.shape[1:]) * itemsize // _STEP_BYTES)
     plan = plan_of(rows, features, call.group, steps, itemsize == 2, gpu.multiprocessors)
     spatial = max(2, call.x.ndim - 2)
-    parts = gpu.empty((plan.splits, rows, total), np.dtype(np.float32)) if plan.splits > 1 else _NONE
     blocks = -(-rows // plan.tile.rows) * -(-features // plan.tile.features) * call.group
+    shape = (blocks, plan.splits, plan.tile.rows, plan.tile.features)
+    joined = [gpu.empty(shape, np.dtype(np.float32)), gpu.counters()] if plan.splits > 1 else [_NONE, _NONE]
     is_whole = call.is_whole(features)
     sizes = [np.int32(size) for size in (rows, call.x.shape[-1], call.depth, features, total, plan.steps, is_whole)]
-    arguments = (call.x, call.weight, call.y, parts, *call.following, *sizes, *call.geometry())
+    arguments = (call.x, call.weight, call.y, *joined, *call.following, *sizes, *call.geometry())
     program = _tiles(call.element, plan.tile, call.copied(), spatial)
     threads, shared = plan.tile.threads(call.element), plan.tile.shared_bytes(spatial)
     gpu.launch(program, "convolve", (blocks, plan.splits), threads, arguments, shared)
-    if plan.splits > 1:
-        _join(call, parts, plan.splits, call.following)
 
 
-def _join(call: _Call, parts: Array, splits: int, following: list[Any]) -> None:
-    """Write the sums of parts and what follows on them; the one part may be the result."""
+def _follow(call: _Call, sums: Array, following: list[Any]) -> None:
+    """Write what follows on sums in float32, which may be the result."""
     count, total = math.prod(call.y.shape), call.y.shape[-1]
     is_whole = call.is_whole(total)
     each = _CHUNK_BYTES // call.x.itemsize if is_whole else 1
-    numbers = [np.int32(number) for number in (count, total, splits, is_whole)]
+    numbers = [np.int32(number) for number in (count, total, is_whole)]
     blocks = -(-count // (each * _THREADS))
-    call.gpu.launch(_direct(call.element), "join", blocks, _THREADS, (parts, call.y, *following, *numbers))
+    call.gpu.launch(_direct(call.element), "follow", blocks, _THREADS, (sums, call.y, *following, *numbers))
 
 
 def _convolve_groups(call: _Call) -> None:

@@ -93,30 +93,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-// The sums of all parts, in their order, and what follows on them; WIDTH at once where the features are whole chunks.
-// y may be the parts, where there is one.
+// What follows on sums that lie in memory, WIDTH at once where the features are whole chunks; y may be the sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    join(const float* parts, Element* y, FOLLOWING, int count, int total, int splits, int is_whole) {
+    follow(const float* sums, Element* y, FOLLOWING, int count, int total, int is_whole) {
   const Following following = {bias, residual, activation, low, high};
   const int at = blockIdx.x * THREADS + threadIdx.x, place = is_whole ? at * WIDTH : at;
   if (place >= count) return;
-  const int feature = place % total;
-  const float* from = parts + place;
   if (!is_whole) {
-    float sum = 0.0f;
-    for (int split = 0; split < splits; ++split, from += count) sum += *from;
-    y[place] = following(sum, place, feature);
+    y[place] = following(sums[place], place, place % total);
     return;
   }
-  float sums[WIDTH] = {};
-#pragma unroll 4
-  for (int split = 0; split < splits; ++split, from += count)
+  float values[WIDTH];
 #pragma unroll
-    for (int i = 0; i < WIDTH; i += 4) {
-      const float4 part = *reinterpret_cast<const float4*>(from + i);
-      sums[i] += part.x, sums[i + 1] += part.y, sums[i + 2] += part.z, sums[i + 3] += part.w;
-    }
-  *reinterpret_cast<Chunk*>(y + place) = following(sums, place, feature);
+  for (int i = 0; i < WIDTH; i += 4)
+    *reinterpret_cast<float4*>(values + i) = *reinterpret_cast<const float4*>(sums + place + i);
+  *reinterpret_cast<Chunk*>(y + place) = following(values, place, place % total);
 }
 
 template <int COUNT>

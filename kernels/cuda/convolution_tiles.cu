@@ -111,10 +111,10 @@ struct Sums {
 
 #endif
 
-// Blocks by tiles, those of one row of tiles one after the other; in y by parts of the steps, each of `steps`.
+// Blocks by tiles, those of one row of tiles one after the other; in y those that share a tile, each with `steps` of it.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(const Element* __restrict__ x, const Element* __restrict__ w, Element* __restrict__ y,
-             float* __restrict__ parts, FOLLOWING, int rows, int channels, int depth, int features, int total, int steps,
+             float* __restrict__ parts, unsigned* arrived, FOLLOWING, int rows, int channels, int depth, int features, int total, int steps,
              int is_whole, GEOMETRY) {
   extern __shared__ __align__(128) unsigned char shared[];
   Element* stages = reinterpret_cast<Element*>(shared);
@@ -151,9 +151,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   float* left = reinterpret_cast<float*>(shared);
   sums.leave(left);
   __syncthreads();
-  const Target target = {y, parts, first, first_feature, group};
+  if (gridDim.y > 1 && !join_parts(left, parts, arrived, reinterpret_cast<int*>(begins))) return;
+  const Target target = {y, first, first_feature, group};
   const Following following = {bias, residual, activation, low, high};
-  if (is_whole && parts == nullptr)
+  if (is_whole)
     write_chunks(left, target, following, sizes);
   else
     write_elements(left, target, following, sizes);

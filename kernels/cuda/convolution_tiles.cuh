@@ -2,7 +2,8 @@
 //
 // A block computes ROWS places of the result, in any image, times FEATURES. What is summed over, elements of the window
 // and channels of the group, passes through shared memory in steps of 128 bytes for each place and feature; windows are
-// never laid out anywhere else. Where there are fewer blocks than the device takes, each sums over a part of the steps.
+// never laid out anywhere else. Where there are fewer tiles than the device takes blocks, several share the steps of one:
+// the last of them to end adds up what all have found, in their order.
 //
 // Rows of a tile have 8 chunks of 16 bytes, swapped by the row's number, so that chunks of one column of 8 rows lie in
 // different banks.
@@ -153,7 +154,6 @@ __device__ __forceinline__ void note_begins(Begin* begins, int first, const Size
 // Where a block's sums belong. Places in arrays are numbers of 32 bits.
 struct Target {
   Element* y;
-  float* parts;  // where sums of the block are but a part of all, those of each part
   int first, first_feature, group;
 
   // The feature of a column of the tile.
@@ -163,10 +163,43 @@ struct Target {
   __device__ __forceinline__ int place(int row, int column, const Sizes& sizes) const {
     return (first + row) * sizes.total + feature(column, sizes);
   }
-  __device__ __forceinline__ float* part(const Sizes& sizes) const {
-    return parts + static_cast<Index>(blockIdx.y) * sizes.rows * sizes.total;
-  }
 };
+
+// Give the block's sums to the last of its tile, which takes those of all blocks in their order; whether this is the last.
+// Before a launch and behind it `arrived` is zero.
+__device__ __forceinline__ bool join_parts(float* sums, float* __restrict__ parts, unsigned* arrived, int* is_last) {
+  constexpr int COUNT = ROWS * FEATURES, TOGETHER = 4, PASSES = COUNT / 4 / THREADS;
+  const auto place = [](int pass) { return (pass * THREADS + static_cast<int>(threadIdx.x)) * 4; };
+  const auto own = [&](int pass) {
+    return reinterpret_cast<float4*>(sums + place(pass) / FEATURES * SUM_STRIDE + place(pass) % FEATURES);
+  };
+  parts += static_cast<Index>(blockIdx.x) * gridDim.y * COUNT;
+#pragma unroll
+  for (int pass = 0; pass < PASSES; ++pass)
+    *reinterpret_cast<float4*>(parts + blockIdx.y * COUNT + place(pass)) = *own(pass);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) *is_last = atomicAdd(arrived + blockIdx.x, 1u) == static_cast<unsigned>(gridDim.y) - 1;
+  __syncthreads();
+  if (!*is_last) return false;
+  __threadfence();
+  if (threadIdx.x == 0) arrived[blockIdx.x] = 0;
+#pragma unroll 1
+  for (int pass = 0; pass < PASSES; pass += TOGETHER) {
+    float4 added[TOGETHER] = {};
+#pragma unroll 4
+    for (int part = 0; part < static_cast<int>(gridDim.y); ++part)
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) {
+        const float4 found = __ldcg(reinterpret_cast<const float4*>(parts + part * COUNT + place(pass + i)));
+        added[i].x += found.x, added[i].y += found.y, added[i].z += found.z, added[i].w += found.w;
+      }
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i) *own(pass + i) = added[i];
+  }
+  __syncthreads();
+  return true;
+}
 
 // Write the block's sums, which lie in shared memory in rows of SUM_STRIDE, chunk by chunk. Residuals of several rows are
 // read before the first is needed.
@@ -201,17 +234,13 @@ __device__ __forceinline__ void write_chunks(const float* sums, const Target& to
   }
 }
 
-// The same of a part, or element by element.
+// The same, element by element.
 __device__ __forceinline__ void write_elements(const float* sums, const Target& to, const Following& following,
                                                const Sizes& sizes) {
   for (int i = threadIdx.x; i < ROWS * FEATURES; i += THREADS) {
     const int row = i / FEATURES, column = i % FEATURES;
     if (to.first + row >= sizes.rows || to.first_feature + column >= sizes.features) continue;
-    const float sum = sums[row * SUM_STRIDE + column];
     const int place = to.place(row, column, sizes);
-    if (to.parts != nullptr)
-      to.part(sizes)[place] = sum;
-    else
-      to.y[place] = following(sum, place, to.feature(column, sizes));
+    to.y[place] = following(sums[row * SUM_STRIDE + column], place, to.feature(column, sizes));
   }
 }
