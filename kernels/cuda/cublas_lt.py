@@ -277,17 +277,32 @@ def _multiply_padded(
 
     a_lines, c_lines = padding.lines(xp, a, call.a, call.m, call.k), result.reshape(call.m, call.n)
     right, b_place = even(is_odd[1], padding.lines(xp, b, call.b, call.k, whole.n), call.b)
-    pieces = padding.row_pieces(whole, result.itemsize) if is_odd[0] or is_odd[2] else [slice(0, whole.m)]
-    for rows in pieces:
+    for rows in padding.row_pieces(whole, result.itemsize, is_odd[0] or is_odd[2]):
         left, a_place = even(is_odd[0], a_lines[:, rows] if call.a.transposed else a_lines[rows], call.a)
         own = c_lines[rows, : whole.n]
         target, place = padding.apart(xp, own, call.c) if is_odd[2] else (own, call.c)
         piece = whole._replace(m=rows.stop - rows.start, a=a_place, b=b_place, c=place)
-        if not _is_done(multiplier, [piece], left, right, target, finish.of_columns(slice(whole.n))):
+        if not _is_summed(xp, multiplier, piece, left, right, target, finish.of_columns(slice(whole.n))):
             return False
         if is_odd[2]:
             padding.copy_rows(multiplier.gpu, target, own)
     return not last.n or _is_done(multiplier, [last], a, b, result, finish.of_columns(slice(whole.n, None)))
+
+
+def _is_summed(
+    xp: ArrayModule, multiplier: Multiplier, call: Gemm, a: Array, b: Array, result: Array, finish: Finish
+) -> bool:
+    """Compute a product and what follows on it: of an odd number of terms in two parts, whose sums are not rounded."""
+    whole, rest = padding.term_parts(call, a.itemsize)
+    if not rest.k or not whole.k or not result.flags.c_contiguous:
+        return _is_done(multiplier, [call], a, b, result, finish)
+    sums = xp.empty((call.m, call.n), dtype=FLOAT32)
+    first = Finish(alpha=finish.alpha)
+    both = ((whole, first), (rest, first._replace(residual=sums)))
+    if not all(_is_done(multiplier, [part], a, b, sums, with_sums) for part, with_sums in both):
+        return False
+    finish._replace(alpha=1.0).launch(multiplier.gpu, sums, result)
+    return True
 
 
 def _is_done(multiplier: Multiplier, calls: list[Gemm], a: Array, b: Array, result: Array, finish: Finish) -> bool:

@@ -284,7 +284,7 @@ def test_rows_at_odd_places_are_put_further_apart(
 ) -> None:
     for name, value in {"FEWEST_PRODUCTS": 1, "FEWEST_TERMS": 8, "PIECE_BYTES": 1}.items():
         monkeypatch.setattr(padding, name, value)
-    m, k, n = 300, 24, 29 if "y" in odd else 32
+    m, k, n = 304, 24, 29 if "y" in odd else 32
     numbers = np.random.default_rng(4)
 
     def lying(rows: int, columns: int, name: str) -> np.ndarray:
@@ -302,7 +302,7 @@ def test_rows_at_odd_places_are_put_further_apart(
     assert memory[:GUARD].tobytes() == before[:GUARD].tobytes()
     assert memory[-GUARD:].tobytes() == before[-GUARD:].tobytes()
     is_cut = n % 8 > 0  # Then the last columns are a product of their own.
-    pieces = 1 if odd == "b" else 3  # of 128, 128 and 44 rows
+    pieces = 1 if odd == "b" else 3  # of 128, 128 and 48 rows
     assert len(device.fake.products) == pieces + is_cut
     layouts = [layout for layout in device.fake.alive.values() if "leading" in layout]
     if not is_cut:
@@ -356,6 +356,33 @@ def test_which_results_have_rows_that_lie_further_apart() -> None:
     assert padding.row_pitch(StrictArray(np.zeros((4, 3), F16).T)) is None
     assert padding.row_pitch(StrictArray(np.zeros((2, 4, 3), F16)[:, ::2])) == 6
     assert padding.row_pitch(StrictArray(np.zeros((2, 5, 3), F16)[:, :4])) is None
+
+
+@pytest.mark.parametrize(
+    ("turned", "k", "m"), [("", 29, 20), ("b", 29, 20), ("ab", 29, 24), ("a", 24, 29), ("ab", 29, 29)]
+)
+def test_odd_terms_and_rows_are_products_of_their_own(
+    device: Device, monkeypatch: pytest.MonkeyPatch, turned: str, k: int, m: int
+) -> None:
+    for name, value in {"FEWEST_PRODUCTS": 1, "FEWEST_TERMS": 8}.items():
+        monkeypatch.setattr(padding, name, value)
+    numbers = np.random.default_rng(4)
+
+    def lying(rows: int, columns: int, name: str) -> np.ndarray:
+        shape = (columns, rows) if name in turned else (rows, columns)
+        wide = numbers.standard_normal((shape[0], -(-shape[1] // 8) * 8)).astype(F16)[:, : shape[1]]
+        return wide.T if name in turned else wide
+
+    a, b, bias = lying(m, k, "a"), lying(k, 32, "b"), numbers.standard_normal(32).astype(F16)
+    out, memory = guarded((m, 32), F16, 0)
+    before = memory.copy()
+    cublas_lt.matmul(device.xp, *map(StrictArray, (a, b, out)), bias=StrictArray(bias), activation="relu")
+    wanted = exact(a, b, bias=bias, activation="relu", residual=None, alpha=1.0, beta=1.0)
+    np.testing.assert_allclose(out.astype(F64), wanted, rtol=0, atol=20 * UNIT[F16])
+    for part in (slice(None, GUARD), slice(-GUARD, None)):
+        assert memory[part].tobytes() == before[part].tobytes()
+    parts_of_rows, parts_of_terms = 1 + ("a" in turned and m % 8 > 0), 1 + (k % 8 > 0)
+    assert len(device.fake.products) == parts_of_rows * parts_of_terms
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -178,6 +178,21 @@ def test_few_rows_with_several_matrices(dtype: np.dtype, rows: int, gate: str, s
             np.testing.assert_array_equal(result.view(np.uint8), before.view(np.uint8))
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_odd_rows_and_terms(dtype: np.dtype, turned: bool) -> None:
+    """Of gradients of logits, in rows that lie apart: a matrix of weights, and what the logits are made of."""
+    numbers = np.random.default_rng()
+    wide, other = numbers.standard_normal((512, 1024)).astype(dtype), numbers.standard_normal((1021, 768)).astype(dtype)
+    given = cupy().asarray(wide)[:, :1021]
+    a, b = (given.T, cupy().asarray(other[:512])) if turned else (given, cupy().asarray(other))
+    out, memory = guarded((a.shape[0], 768), dtype, 8)
+    assert matmul(cupy(), a, b, out) is out
+    Exact(cupy().asnumpy(a), cupy().asnumpy(b)).check(out, UNIT[dtype], **PLAIN)
+    edges = cupy().concatenate([memory[: 8 + GUARD], memory[-GUARD:]])
+    np.testing.assert_array_equal(cupy().asnumpy(edges), np.asarray(POISON).astype(dtype))
+
+
 @pytest.mark.parametrize("batch", [65535, 65536, 70001])
 def test_batches_of_many_small_products(batch: int) -> None:
     numbers = np.random.default_rng()
