@@ -111,10 +111,11 @@ def test_rows_of_products_that_leave_lie_where_they_are_written_fast(on_device: 
     """Borrowed ones stay there, others are copied once; what goes to the host is read from there."""
     found = compiled(LOGITS, keep_on_device=on_device, lends=lends)
     x, w = numbers(2, 300, 768).astype(np.float16), numbers(5003, 768, seed=1).astype(np.float16)
+    arena = found.engine.arena(0, max(1, found.device.arena_bytes))
     results = []
     for run in range(4):
         given = (x + np.float16(run) / 8, w)
-        (y,) = found.run(*given, on_device=on_device)
+        (y,) = found.run(*given, on_device=on_device, arena=arena)
         wanted = -(given[0].astype(np.float32) @ w.astype(np.float32).T)
         results.append((y, wanted))
         array = y.get() if on_device else y

@@ -94,8 +94,8 @@ class CupySegment:
 
     @property
     def arena_bytes(self) -> int:
-        """See `CompiledSegment`."""
-        return self._layout.nbytes
+        """See `CompiledSegment`; one at least where results are lent: graphs belong to who has the arena."""
+        return max(self._layout.nbytes, int(self._engine.lends and self._engine.captures))
 
     @property
     def captured(self) -> Captured | None:

@@ -174,6 +174,19 @@ def test_results_of_pieces_are_copied_once(copies: list[int]) -> None:
             np.testing.assert_array_equal(on_host(result), expected)
 
 
+def test_whoever_borrows_has_an_arena() -> None:
+    """Though nothing has a place in it: graphs of runs that go on at once write to places of their own."""
+    assert compiled(CHAIN, keep_on_device=True).device.arena_bytes == 0
+    program = compiled(CHAIN, keep_on_device=True, lends=True)
+    assert program.device.arena_bytes == 1
+    arenas = [program.engine.arena(0, 1) for _ in range(2)]
+    for run in range(3):
+        given = [numbers(3, 8, seed=2 * run + place) for place in range(2)]
+        found = [program.run(array, on_device=True, arena=arena)[0] for array, arena in zip(given, arenas, strict=True)]
+        for array, result in zip(given, found, strict=True):
+            np.testing.assert_array_equal(result._array, program.expected(array)[0])
+
+
 LOGITS = """
     graph @logits(%x: f16[2, 3, 8], %w: f16[8, 5], %b: f16[5]) -> (%y, %z, %u) opset 21 {
       %a = Neg(%x) : f16[2, 3, 8]

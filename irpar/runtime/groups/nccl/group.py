@@ -51,6 +51,8 @@ _SPINS = 100
 """So often it is asked at once whether a collective is done, before the processor is left to others between."""
 _PAUSE_SECONDS = 5e-5
 _DESTROY_SECONDS = 10.0
+_ABORT_SECONDS = 0.5
+"""In which NCCL has told its kernels to end."""
 _BLAME_SECONDS = 1.0
 """How much later than NCCL's own error a peer's end may show."""
 
@@ -362,11 +364,23 @@ class NcclGroup(WiredGroup):
         return made[0]
 
     def _abandon(self) -> None:
-        """Let the device end what it waits for; this does not wait for peers."""
-        self._let_graphs_go()
-        for communicator in self._communicators.values():
-            communicator.abort()
+        """Let the device end what it waits for; this does not wait for peers.
+
+        CUDA waits for a graph to end before it lets it go, and NCCL for its graphs to be gone: so one begins to abort,
+        while the other lets go.
+        """
+        threads = [
+            threading.Thread(target=communicator.abort, name="irpar-nccl-abort", daemon=True)
+            for communicator in self._communicators.values()
+        ]
         self._communicators.clear()
+        for thread in threads:
+            thread.start()
+        for seconds in (_ABORT_SECONDS, _DESTROY_SECONDS):
+            deadline = time.monotonic() + seconds
+            for thread in threads:
+                thread.join(max(deadline - time.monotonic(), 0.0))
+            self._let_graphs_go()
 
 
 class NcclDevices(ThreadGroup):
