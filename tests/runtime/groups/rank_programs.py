@@ -14,10 +14,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from irpar.runtime.communication import Choice
 from irpar.runtime.driver import abort
 from irpar.runtime.errors import ProgramError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, make_group
+from irpar.runtime.groups.nccl.group import CAPTURES
 from irpar.runtime.groups.results import execute
 from irpar.runtime.groups.shared_memory.traffic import Traffic
 from irpar.runtime.launch.environment import World
@@ -186,6 +188,54 @@ def mlp(name: str, fault: str = "", seconds: str = "30", victim: str = "2") -> N
             given = executor.run(mlp_input())["y"]
         np.testing.assert_allclose(given, mlp_reference(mlp_input()["x"], mlp_weights()), rtol=1e-5)
         assert len(executor.log) == 1
+        print("the numbers are right")
+
+
+class FaultyReplay(Executor):
+    """Something happens to it when all ranks have agreed on a replay of a graph with collectives, or before.
+
+    Attributes:
+        fault: kill, or hang, before or after they agree; "" for nothing.
+    """
+
+    fault = ""
+
+    def agreed(self, choice: int) -> list[int]:
+        """What ranks chose."""
+        is_now = Choice.GRAPH <= choice < 99  # No longer number says what ranks have in their segments.
+        if is_now and self.fault.endswith("before"):
+            self.fail()
+        found: list[int] = type(self._group).agree(self._group, choice)  # type: ignore[attr-defined]
+        if is_now and self.fault.endswith("after"):
+            self.fail()
+        return found
+
+    def fail(self) -> None:
+        """End without a word, or not at all."""
+        tell_time()
+        if self.fault.startswith("kill"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        while True:
+            time.sleep(1)
+
+
+def captured(name: str, fault: str = "", seconds: str = "30", victim: str = "2") -> None:
+    """The MLP of the tests, captured with its collectives and replayed; something happens to one rank."""
+    os.environ[CAPTURES] = "1"
+    loaded = module(MLP, **mlp_weights())
+    group = join(name, loaded.mesh)
+    group.seconds = float(seconds)
+    with FaultyReplay(loaded, loaded.mesh, engine="cupy", group=group) as executor:
+        if group.ranks == (int(victim),):
+            executor.fault = fault
+            group.agree = executor.agreed
+        if not executor.is_driver:
+            executor.serve()
+            return
+        for _ in range(6):
+            given = executor.run(mlp_input())["y"]
+            np.testing.assert_allclose(given, mlp_reference(mlp_input()["x"], mlp_weights()), rtol=1e-5)
+            assert len(executor.log) == 1
         print("the numbers are right")
 
 
@@ -411,7 +461,7 @@ SCENARIOS: dict[str, Callable[..., None]] = {
     scenario.__name__: scenario
     for scenario in (
         *(collectives, pairs, messages, twice, latency),
-        *(mlp, idle, forked, unserved, partitions),
+        *(mlp, captured, idle, forked, unserved, partitions),
         *(start, crossed, unlike, again),
     )
 }

@@ -71,6 +71,30 @@ def test_gpu_a_rank_that_hangs(fault: str, told: str) -> None:
 
 
 @pytest.mark.gpu
+def test_gpu_program_in_a_graph() -> None:
+    driver, *others = run_ranks(4, "nccl", "captured", seconds=90, nccl=True)
+    assert (driver.code, driver.out.splitlines()[-1:]) == (0, ["the numbers are right"]), driver.err
+    assert [rank.code for rank in others] == [0] * 3, others
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("kill-before", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
+        ("kill-after", "rank 2 (dp=1, tp=0) failed: it ended without a word"),
+        ("hang-before", "rank 2 (dp=1, tp=0) did not come to collective -1 in 5 s"),
+        ("hang-after", "a CUDA graph with collectives did not end in"),
+    ],
+)
+def test_gpu_a_rank_that_fails_where_others_replay(fault: str, told: str) -> None:
+    hanging = 2 if fault.startswith("hang") else None
+    ranks = run_ranks(4, "nccl", "captured", fault, "5", seconds=60, nccl=True, hanging=hanging)
+    assert any(told in rank.err for rank in ranks), ranks
+    assert all(rank.code for number, rank in enumerate(ranks) if number != hanging), ranks
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("fault", ["hang-met-1", "kill-met-1"])
 def test_gpu_a_rank_for_which_nccl_waits_to_connect(fault: str) -> None:
     hanging = 3 if fault.startswith("hang") else None

@@ -369,18 +369,26 @@ class NcclGroup(WiredGroup):
         CUDA waits for a graph to end before it lets it go, and NCCL for its graphs to be gone: so one begins to abort,
         while the other lets go.
         """
-        threads = [
-            threading.Thread(target=communicator.abort, name="irpar-nccl-abort", daemon=True)
-            for communicator in self._communicators.values()
-        ]
+        communicators = [*self._communicators.values()]
         self._communicators.clear()
-        for thread in threads:
+
+        def abort() -> None:
+            for communicator in communicators:
+                communicator.abort()
+
+        if not self._graphs:
+            abort()
+            return
+        thread = threading.Thread(target=abort, name="irpar-nccl-abort", daemon=True)
+        try:
             thread.start()
-        for seconds in (_ABORT_SECONDS, _DESTROY_SECONDS):
-            deadline = time.monotonic() + seconds
-            for thread in threads:
-                thread.join(max(deadline - time.monotonic(), 0.0))
+        except RuntimeError:  # The interpreter ends, and nothing is under way.
             self._let_graphs_go()
+            abort()
+            return
+        thread.join(_ABORT_SECONDS)
+        self._let_graphs_go()
+        thread.join(_DESTROY_SECONDS)
 
 
 class NcclDevices(ThreadGroup):
