@@ -1,4 +1,4 @@
-"""Images whose channels are their last dim: convolutions with what follows on their sums, and pools."""
+"""Images whose channels are their last dim: convolutions with what follows on their sums, pools, groups of channels."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from .activation import sigmoid_of
 from .channelwise import WEIGHT
 from .columns import scratch_bytes as columns_bytes
 from .convolution import convolved
-from .operands import check_same_dtype, compute_dtype, contiguous_result, one_of, widen, written
+from .operands import check_same_dtype, compute_dtype, contiguous_result, mean_over, one_of, widen, written
 from .pooling import average_pool, max_pool
 from .registry import Array, ArrayModule, Kept, Shaped, kernel
 from .windows import Windows
@@ -131,3 +131,34 @@ def pool_channels_last(
     else:
         y = average_pool(xp, images, kernel_shape=kernel_shape, count_include_pad=count_include_pad, **geometry)
     return written(xp, xp.moveaxis(y, 1, -1), out)
+
+
+@kernel("GroupNormChannelsLast", since=1, domain="irpar")
+def group_norm_channels_last(
+    xp: ArrayModule,
+    x: Array,
+    scale: Array | None = None,
+    bias: Array | None = None,
+    *,
+    num_groups: int,
+    activation: str = "",
+    epsilon: float = 1e-5,
+    max: float = math.inf,
+    min: float = -math.inf,
+    out: Array | None = None,
+) -> Array:
+    """activation(standardised * scale + bias), rounded once, of groups of channels of x (batch, *spatial, channels)."""
+    one_of("activation", activation, ACTIVATIONS)
+    check_same_dtype(x, scale, bias)
+    channels = x.shape[-1]
+    if num_groups < 1 or channels % num_groups:
+        raise ValueError(f"{channels} channels do not divide into {num_groups} groups")
+    wide = widen(x).reshape(len(x), math.prod(x.shape[1:-1]), num_groups, channels // num_groups)
+    centered = wide - mean_over(wide, (1, 3))
+    variance = mean_over(centered * centered, (1, 3))
+    y = (centered / xp.sqrt(variance + variance.dtype.type(epsilon))).reshape(x.shape)
+    y = y if scale is None else y * widen(scale)
+    y = y if bias is None else y + widen(bias)
+    result = contiguous_result(out, x.shape, x.dtype, xp)
+    result[...] = ACTIVATIONS[activation](xp, y, min, max)
+    return result

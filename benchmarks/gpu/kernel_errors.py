@@ -40,6 +40,7 @@ STAND_INS = frozenset(
         "Fused",
         "FusedMatMul",
         "JoinHeads",
+        "GroupNormChannelsLast",
         "PoolChannelsLast",
     )
 )

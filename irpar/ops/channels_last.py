@@ -1,7 +1,7 @@
 """Images whose channels are their last dim.
 
 irpar.ConvChannelsLast: a convolution with what follows on its sums. irpar.PoolChannelsLast: the greatest or the mean
-element of each window.
+element of each window. irpar.GroupNormChannelsLast: groups of channels, standardised.
 """
 
 import math
@@ -37,7 +37,7 @@ _DTYPES = (DType.F16, DType.BF16, DType.F32, DType.F64)
 
 
 def _wrong(node: Node, what: str, do: str) -> IrparError:
-    return IrparError(f"irpar.ConvChannelsLast with {what}", where=f"node {node.label}", do=do)
+    return IrparError(f"irpar.{node.op_type} with {what}", where=f"node {node.label}", do=do)
 
 
 def _infer(node: Node) -> Sequence[Type]:
@@ -54,12 +54,16 @@ def _infer(node: Node) -> Sequence[Type]:
     return [result]
 
 
-def _check_attributes(node: Node) -> None:
-    """Check that there is such an activation, and that padding is given in numbers."""
+def _check_activation(node: Node) -> None:
     activation = text_attribute(node, "activation")
     if activation not in ACTIVATIONS:
         named = ", ".join(f'"{name}"' for name in ACTIVATIONS)
         raise _wrong(node, f'the activation "{activation}"', f"write one of {named}")
+
+
+def _check_attributes(node: Node) -> None:
+    """Check that there is such an activation, and that padding is given in numbers."""
+    _check_activation(node)
     if text_attribute(node, "auto_pad", "NOTSET") != "NOTSET":
         raise _wrong(node, "the attribute auto_pad", "write pads")
 
@@ -154,7 +158,7 @@ def _infer_pool(node: Node) -> Sequence[Type]:
     mode = text_attribute(node, "mode")
     if mode not in POOLS:
         do = f"write one of {', '.join(POOLS)}"
-        raise IrparError(f'irpar.PoolChannelsLast with the mode "{mode}"', where=f"node {node.label}", do=do)
+        raise _wrong(node, f'the mode "{mode}"', do)
     data = dims_of(node, 0)
     window = ints_attribute(node, "kernel_shape") or ()
     return [tensor_of(node, 0).with_shape((data[0], *window_sizes(node, window, data[1:-1]), data[-1]))]
@@ -176,3 +180,42 @@ def _decompose_pool(node: Node, writer: GradientWriter) -> Sequence[Value]:
 
 
 define(OpDef(DOMAIN, "PoolChannelsLast", _infer_pool, flops=_flops_of_pool, decompose=_decompose_pool))
+
+
+# -- GroupNormChannelsLast ------------------------------------------------------------------------------------------
+
+
+def _infer_norm(node: Node) -> Sequence[Type]:
+    _check_activation(node)
+    x, groups, channels = tensor_of(node, 0), int_attribute(node, "num_groups"), dims_of(node, 0)[-1]
+    if groups < 1 or (isinstance(channels, int) and channels % groups):
+        raise _wrong(node, f"{groups} groups of an image {x}", "mend the attribute num_groups")
+    for index, name in ((1, "scale"), (2, "bias")):
+        given = None if operand(node, index) is None else tensor_of(node, index)
+        if given is not None and given != TensorType(x.dtype, (channels,)):
+            raise _wrong(node, f"a {name} {given} and an image {x}", f"mend the {name}")
+    return [x]
+
+
+def _flops_of_norm(node: Node) -> int:
+    """As GroupNormalization's, and the activation's."""
+    return math.prod(result_shape(node)) * (8 + ACTIVATIONS.get(text_attribute(node, "activation"), 0))
+
+
+def _decompose_norm(node: Node, w: GradientWriter) -> Sequence[Value]:
+    """Means, in float32 where the image is narrower."""
+    x = needed(node, 0)
+    shape, groups = shape_of(node, 0), int_attribute(node, "num_groups")
+    grouped = w.reshape(w.widened(x), (shape[0], math.prod(shape[1:-1]), groups, shape[-1] // groups))
+    count = math.prod(shape[1:]) // groups
+    centered = w.sub(grouped, w.div(w.sum(grouped, (1, 3)), count))
+    variance = w.div(w.sum(w.mul(centered, centered), (1, 3)), count)
+    spread = w.op("Sqrt", [w.add(variance, float_attribute(node, "epsilon", 1e-5))])
+    made = w.reshape(w.div(centered, spread), shape)
+    for index, join in ((1, w.mul), (2, w.add)):
+        given = operand(node, index)
+        made = made if given is None else join(made, w.widened(given))
+    return [w.cast(_activated(node, made, w), x.dtype)]
+
+
+define(OpDef(DOMAIN, "GroupNormChannelsLast", _infer_norm, flops=_flops_of_norm, decompose=_decompose_norm))

@@ -26,7 +26,7 @@ from .registry import cuda_kernel
 
 Ints = tuple[int, ...]
 
-_NUMBERS = {name: number for number, name in enumerate(("", "Relu", "Clip", "Sigmoid", "HardSwish", "Silu"))}
+NUMBERS = {name: number for number, name in enumerate(("", "Relu", "Clip", "Sigmoid", "HardSwish", "Silu"))}
 """What activations are in the sources."""
 _THREADS, _CHUNK_BYTES, _STEP_BYTES, _LEAST_BYTES = 256, 16, 128, 4
 _STRIP = 4
@@ -172,7 +172,7 @@ def conv_channels_last(
     y = contiguous_result(out, shape, x.dtype, gpu)
     weight = in_order(gpu, weight)
     addends = [_NONE if each is None else in_order(gpu, each) for each in (bias, residual)]
-    following = [*addends, np.int32(_NUMBERS[activation]), np.float32(min), np.float32(max)]
+    following = [*addends, np.int32(NUMBERS[activation]), np.float32(min), np.float32(max)]
     call = _Call(gpu, x, weight, y, group, windows, following)
     if group == 1 and not _is_product(call):
         _convolve(_with_even_channels(call, kept or Kept()))

@@ -10,6 +10,7 @@ _FAMILIES: dict[str, str] = {
     "copies": "Concat:4 Reshape:5 irpar::JoinHeads:1",
     "cross_entropy": "irpar::CrossEntropyForward:1 irpar::CrossEntropyGradient:1",
     "fused": "irpar::Fused:1 irpar::FusedEach:1",
+    "group_norm_last": "irpar::GroupNormChannelsLast:1",
     "indexing": "Gather:1 OneHot:9 ScatterND:16 irpar::AddRows:1",
     "losses": "SoftmaxCrossEntropyLoss:12",
     "pooling": "AveragePool:7 MaxPool:1",

@@ -1,4 +1,4 @@
-"""Convolutions and pools with channels last against those with channels first, and what is told of wrong ones."""
+"""Operators of images with channels last against those with channels first, and what is told of wrong ones."""
 
 import math
 from collections.abc import Callable
@@ -117,3 +117,27 @@ def test_pools_are_those_of_channels_first(shape: tuple[int, ...], attributes: d
 def test_a_wrong_pool_is_told() -> None:
     with pytest.raises(KernelError, match="mode='sum'"):
         kernel_of("irpar", "PoolChannelsLast")(np, [np.zeros((1, 2, 2, 1))], {"mode": "sum", "kernel_shape": (1, 1)}, 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=lambda dtype: dtype.__name__)
+def test_groups_are_standardised_as_with_channels_first(dtype: Any) -> None:
+    random = np.random.default_rng(5)
+    x = random.standard_normal((2, 5, 3, 8)).astype(dtype)
+    scale, bias = (random.standard_normal(8).astype(dtype) for _ in range(2))
+    given, kernel = {"num_groups": 4, "epsilon": 0.1}, kernel_of("irpar", "GroupNormChannelsLast")
+    wide = [np.moveaxis(x, -1, 1).astype(np.float64), scale.astype(np.float64), bias.astype(np.float64)]
+    wanted = np.moveaxis(kernel_of("", "GroupNormalization")(np, wide, given, 1)[0], 1, -1)
+    out = np.zeros(x.shape, dtype)
+    (found,) = kernel(np, [x, scale, bias], {**given, "activation": "Silu"}, 1, out)
+    assert found is out
+    unit = float(ml_dtypes.finfo(dtype).eps)
+    np.testing.assert_allclose(found.astype(np.float64), ACTIVATIONS["Silu"](wanted), rtol=2 * unit, atol=8 * unit)
+    (plain,) = kernel(np, [x], given, 1)
+    ones, zeros = np.ones(8, np.float64), np.zeros(8, np.float64)
+    wanted = np.moveaxis(kernel_of("", "GroupNormalization")(np, [wide[0], ones, zeros], given, 1)[0], 1, -1)
+    np.testing.assert_allclose(plain.astype(np.float64), wanted, rtol=2 * unit, atol=8 * unit)
+
+
+def test_a_wrong_norm_is_told() -> None:
+    with pytest.raises(KernelError, match="8 channels do not divide into 3 groups"):
+        kernel_of("irpar", "GroupNormChannelsLast")(np, [np.zeros((1, 2, 8))], {"num_groups": 3}, 1)

@@ -1,4 +1,4 @@
-"""irpar.ConvChannelsLast and irpar.PoolChannelsLast: types, what is told of wrong ones, and how they are written."""
+"""Operators of images with channels last: types, what is told of wrong ones, and how they are written."""
 
 import numpy as np
 import onnx
@@ -109,3 +109,49 @@ def test_pools_are_written_with_onnx_operators(mode: str, opset: int) -> None:
     found = irpar.partition(module, "x=1").run(inputs, engine="numpy")["y"]
     expected = irpar.partition(to_module(model), "x=1").run(inputs, engine="ort")["y"]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+NORM_TAKES = "%x: f32[2, 6, 5, 8], %s: f32[8], %b: f32[8]"
+
+
+def norm(operands: str, attributes: str, type_: str = "?", opset: int = 21) -> Module:
+    node = f"%y = irpar.GroupNormChannelsLast({operands}) {{{attributes}}} : {type_}"
+    return parse_module(f"graph @g({NORM_TAKES}) -> (%y) opset {opset} {{\n  {node}\n}}\n")
+
+
+def test_norms_have_a_type_and_operations() -> None:
+    module = norm("%x, %s", 'num_groups=2, activation="Silu"')
+    PassManager.parse("infer-types").run(module)
+    (node,) = module.graph
+    assert str(node.results[0].type) == "f32[2, 6, 5, 8]"
+    known = definition(node)
+    assert known is not None
+    assert known.flops is not None
+    assert known.flops(node) == 2 * 6 * 5 * 8 * 13
+
+
+@pytest.mark.parametrize(
+    ("operands", "attributes", "message"),
+    [
+        ("%x", "num_groups=3", r"with 3 groups of an image f32\[2, 6, 5, 8\]"),
+        ("%x, %x", "num_groups=2", r"with a scale f32\[2, 6, 5, 8\]"),
+        ("%x, _, %x", "num_groups=2", r"with a bias f32\[2, 6, 5, 8\]"),
+        ("%x", 'num_groups=2, activation="Tanh"', 'with the activation "Tanh"'),
+    ],
+)
+def test_a_wrong_norm_is_told(operands: str, attributes: str, message: str) -> None:
+    with pytest.raises(irpar.IrparError, match=f"GroupNormChannelsLast {message}"):
+        PassManager.parse("infer-types").run(norm(operands, attributes))
+
+
+@pytest.mark.parametrize("opset", [18, 21])
+def test_norms_are_written_with_onnx_operators(opset: int) -> None:
+    module = norm("%x, %s, %b", 'num_groups=2, activation="Relu"', "f32[2, 6, 5, 8]", opset)
+    random = np.random.default_rng(0)
+    shapes = {"x": (2, 6, 5, 8), "s": (8,), "b": (8,)}
+    inputs = {name: random.normal(size=shape).astype("f4") for name, shape in shapes.items()}
+    model = to_proto(module)
+    onnx.checker.check_model(model, full_check=True)
+    found = irpar.partition(module, "x=1").run(inputs, engine="numpy")["y"]
+    expected = irpar.partition(to_module(model), "x=1").run(inputs, engine="ort")["y"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -1,10 +1,7 @@
 """Convolutions with channels last, with what is computed of their sums: a normalisation, a residual, an activation."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-
-import numpy as np
 
 from irpar.analysis.kernel_fusion import Stretch
 from irpar.ir import DOMAIN, DType, Node, TensorType, Value
@@ -16,10 +13,10 @@ from irpar.ops.facts import (
     ints_attribute,
     needed,
     operand,
-    replicated_data,
     text_attribute,
 )
 
+from .activation import Activation, activation_of, reader
 from .layout import last
 from .units import LAUNCH_BYTES, Unit, image, moved
 from .writer import Writer
@@ -27,25 +24,6 @@ from .writer import Writer
 FLOATS = (DType.F16, DType.BF16, DType.F32)
 _SLOWER_FLOPS = 24
 """FLOPs without tensor cores that take so much longer in a kernel for windows, than as a product, as a byte takes."""
-
-
-@dataclass(frozen=True)
-class Activation:
-    """What follows on sums.
-
-    Attributes:
-        nodes: that compute it, in order.
-        name: as ConvChannelsLast has it.
-        bounds: of Clip.
-    """
-
-    nodes: tuple[Node, ...] = ()
-    name: str = ""
-    bounds: tuple[tuple[str, float], ...] = ()
-
-    def attributes(self) -> dict[str, object]:
-        """Those of ConvChannelsLast."""
-        return {"activation": self.name, **dict(self.bounds)} if self.name else {}
 
 
 @dataclass(frozen=True)
@@ -181,31 +159,10 @@ def convolution(node: Node, stretch: Stretch) -> Unit:
     end = end if norm is None else norm.result
     addition, residual = _addition(end, stretch)
     end = end if addition is None else addition.result
-    found = Convolution(node, windows_of(node, kernel), norm, addition, residual, _activation(end, stretch))
+    found = Convolution(node, windows_of(node, kernel), norm, addition, residual, activation_of(end, stretch))
     read = [needed(node, 0)] if residual is None else [needed(node, 0), residual]
     turned = 0 if needed(node, 1).is_constant else 2 * moved(needed(node, 1)) + LAUNCH_BYTES
     return Unit(found.members, tuple(read), (found.result,), found.write, found.saved() - turned)
-
-
-def _readers(value: Value, stretch: Stretch) -> tuple[Node, ...]:
-    """The nodes that read a value, if all of them are in the stretch and nothing else reads it; else none."""
-    alike = value.node
-    is_inside = value not in stretch.kept and all(
-        user in stretch.places and user not in stretch.taken and alike is not None and _is_alike(user, alike)
-        for user in value.users
-    )
-    return value.users if is_inside else ()
-
-
-def _is_alike(node: Node, other: Node) -> bool:
-    return (node.phase, node.stage, node.place) == (other.phase, other.stage, other.place)
-
-
-def _reader(value: Value, stretch: Stretch, *names: str) -> Node | None:
-    """The only node that reads a value, once, if it is one of ONNX's operators of these names."""
-    readers = _readers(value, stretch)
-    is_one = len(readers) == 1 and value.use_count == 1 and not readers[0].domain and readers[0].op_type in names
-    return readers[0] if is_one else None
 
 
 # -- BatchNormalization ---------------------------------------------------------------------------------------------
@@ -218,7 +175,7 @@ def is_inference(node: Node) -> bool:
 
 def _norm(node: Node, value: Value, stretch: Stretch) -> Node | None:
     """A normalisation of sums, where it and the convolution's weights are known."""
-    found = _reader(value, stretch, "BatchNormalization")
+    found = reader(value, stretch, "BatchNormalization")
     weights = [value for value in node.operands[1:] if value is not None]
     if found is None or not is_inference(found) or found.operand(0) is not value:
         return None
@@ -252,65 +209,16 @@ def scale_and_shift(w: Writer, norm: Node) -> tuple[Value, Value]:
     return factor, w.typed("Sub", [bias, center], of=of, name=f"{name}_shift")
 
 
-# -- residual, activation -------------------------------------------------------------------------------------------
+# -- residual --------------------------------------------------------------------------------------------------
 
 
 def _addition(value: Value, stretch: Stretch) -> tuple[Node | None, Value | None]:
     """An Add of an image of the same type."""
-    node = _reader(value, stretch, "Add")
+    node = reader(value, stretch, "Add")
     if node is None:
         return None, None
     (other,) = (one for one in node.inputs if one is not value)
     return (node, other) if other.type == value.type else (None, None)
-
-
-def _activation(value: Value, stretch: Stretch) -> Activation:
-    """What is computed of sums, if nothing else reads them."""
-    gated = _gated(value, stretch)
-    if gated is not None:
-        return gated
-    node = _reader(value, stretch, "Relu", "Sigmoid", "HardSwish", "Clip", "Swish")
-    if node is None or node.operand(0) is not value:
-        return Activation()
-    if node.op_type == "Swish":
-        return Activation((node,), "Silu") if float_attribute(node, "alpha", 1.0) == 1 else Activation()
-    if node.op_type != "Clip":
-        return Activation((node,), node.op_type)
-    bounds = _bounds(node)
-    return Activation() if bounds is None else Activation((node,), "Clip", tuple(bounds.items()))
-
-
-_GATES: Mapping[str, str] = {"Sigmoid": "Silu", "HardSigmoid": "HardSwish"}
-
-
-def _gated(value: Value, stretch: Stretch) -> Activation | None:
-    """A product of sums and a gate that is made of them."""
-    readers = _readers(value, stretch)
-    if len(readers) != 2 or value.use_count != 2:
-        return None
-    gate, product = sorted(readers, key=stretch.places.__getitem__)
-    if gate.domain or gate.op_type not in _GATES or _reader(gate.result, stretch, "Mul") is not product:
-        return None
-    if gate.op_type == "HardSigmoid":
-        given = [float_attribute(gate, "alpha", 0.2), float_attribute(gate, "beta", 0.5)]
-        if not np.allclose(given, [1 / 6, 0.5], rtol=1e-6):
-            return None
-    return Activation((gate, product), _GATES[gate.op_type])
-
-
-def _bounds(node: Node) -> dict[str, float] | None:
-    """The bounds of a Clip, where they are numbers."""
-    if node.version < 11:
-        return {name: float_attribute(node, name, 0.0) for name in ("min", "max") if name in node.attributes}
-    found: dict[str, float] = {}
-    for index, name in enumerate(("min", "max"), start=1):
-        value = operand(node, index)
-        data = None if value is None else replicated_data(value)
-        if data is not None:
-            found[name] = float(data.numpy().reshape(()))
-        elif value is not None:
-            return None
-    return found
 
 
 def scaled_and_shifted(node: Node, x: Value, of: TensorType, w: Writer) -> Value:

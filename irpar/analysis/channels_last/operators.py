@@ -23,6 +23,7 @@ from irpar.ops.facts import (
 )
 
 from .convolution import FLOATS, convolution, geometry, is_inference, scaled_and_shifted, windows_of
+from .group_norm import group_norm, grouped_norm
 from .layout import axis_last, last, lies_alike, to_first, to_last
 from .units import Unit, image, turning
 from .writer import Writer
@@ -229,7 +230,10 @@ _OPERATORS: Mapping[tuple[str, str], Find] = {
     ("", "BatchNormalization"): _norm,
     ("", "Concat"): _along,
     ("", "Conv"): convolution,
+    ("", "GroupNormalization"): group_norm,
+    ("", "InstanceNormalization"): group_norm,
     ("", "Pad"): _pad,
+    ("", "Reshape"): grouped_norm,
     ("", "Resize"): _resize,
     ("", "Slice"): _slice,
     ("", "Split"): _along,

@@ -334,6 +334,29 @@ def pools_last(numbers: np.random.Generator) -> list[Case]:
     return found
 
 
+NORMS_LAST: list[tuple[tuple[int, ...], int, dict[str, Any]]] = [
+    ((2, 9, 7, 16), 4, {"activation": "Silu"}),
+    ((1, 40, 32), 32, {}),
+    ((3, 3, 4, 5, 8), 1, {"activation": "Relu", "epsilon": 1e-3}),
+    ((2, 5, 5, 2080), 5, {}),
+    ((1, 1, 3, 24), 3, {"activation": "Clip", "max": 1.0}),
+]
+
+
+def norms_last(numbers: np.random.Generator) -> list[Case]:
+    """Groups of channels, some of which are far from zero, with and without numbers of channels."""
+    found = []
+    for dtype in FLOATS:
+        for shape, groups, attributes in NORMS_LAST:
+            x = (numbers.standard_normal(shape) + 20 * (np.arange(shape[-1]) % 3 == 0)).astype(dtype)
+            scale, bias = (numbers.standard_normal(shape[-1:]).astype(dtype) for _ in range(2))
+            turned = np.ascontiguousarray(x.swapaxes(1, -1)).swapaxes(1, -1)
+            for operands in ((x, scale, bias), (x,), (turned, None, bias)):
+                given = {"num_groups": groups, **attributes}
+                found.append(Case("GroupNormChannelsLast", 1, operands, given, is_exact=False, domain="irpar"))
+    return found
+
+
 def all_cases(seed: int) -> list[Case]:
     """All of them."""
     numbers = np.random.default_rng(seed)
@@ -341,7 +364,7 @@ def all_cases(seed: int) -> list[Case]:
         case
         for made in (
             *(gathers, scatters, one_hots, losses, cross_entropies),
-            *(joined_heads, sums, rotaries, convolutions, pools_last),
+            *(joined_heads, sums, rotaries, convolutions, pools_last, norms_last),
         )
         for case in made(numbers)
     ]

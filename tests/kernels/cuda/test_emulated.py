@@ -16,7 +16,7 @@ pytestmark = [NEEDS_COMPILER, pytest.mark.slow]
 
 FAMILIES = (
     *(cases.gathers, cases.scatters, cases.one_hots, cases.losses, cases.cross_entropies, cases.sums, cases.rotaries),
-    *(cases.convolutions, cases.joined_heads, cases.pools_last),
+    *(cases.convolutions, cases.joined_heads, cases.pools_last, cases.norms_last),
 )
 
 

@@ -111,7 +111,7 @@ class Drawn:
 
     def other(self, name: str, shape: Shape) -> None:
         batch, channels, height, width = shape
-        kinds = ("Concat", "Split", "Slice", "Pad", "Resize", "Softmax", "Transpose", "Turn")
+        kinds = ("Concat", "Split", "Slice", "Pad", "Resize", "Softmax", "Transpose", "Group", "Group")
         match self.draw(st.sampled_from(kinds)):
             case "Concat" if channels == 4:
                 self.add(f"Concat(%{name}, %{name}) {{axis=-3}}", (batch, 8, height, width))
@@ -128,6 +128,11 @@ class Drawn:
             case "Resize" if height % 2 == 0:
                 modes = '{mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"}'
                 self.add(f"Resize(%{name}, _, %scales) {modes}", (batch, channels, height // 2, width * 2))
+            case "Group":
+                kind = self.draw(st.sampled_from(("GroupNormalization", "InstanceNormalization")))
+                groups = "num_groups=2, " if kind[0] == "G" else ""
+                numbers = (self.given((channels,)) for _ in range(2))
+                self.add(f"{kind}(%{name}, %{', %'.join(numbers)}) {{{groups}epsilon=0.01}}", shape)
             case "Softmax":
                 self.add(f"Softmax(%{name}) {{axis=1}}", shape)
             case "Transpose":

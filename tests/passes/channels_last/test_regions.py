@@ -213,6 +213,66 @@ def test_images_are_turned_behind_elementwise_operators_rather_than_before_them(
     assert "%c_last = Tanh(%b_last)" in text
 
 
+TURNED_NORMS = [
+    ("%n = GroupNormalization(%a, %g, %h) {num_groups=4, epsilon=0.001}", "%n_last", "num_groups=4, epsilon=0.001"),
+    ("%n = InstanceNormalization(%a, %g, %h)", "%n_last", "num_groups=8, epsilon=1e-05"),
+]
+
+
+@pytest.mark.parametrize(("line", "result", "attributes"), TURNED_NORMS, ids=lambda given: str(given)[:24])
+def test_groups_of_channels_are_standardised_in_place(rewritten: Any, line: str, result: str, attributes: str) -> None:
+    text = rewritten(
+        "channels-last",
+        graph(
+            '%g = constant : f32[8] data("w.bin", 0, 32)',
+            '%h = constant : f32[8] data("w.bin", 32, 32)',
+            conv("%a"),
+            f"{line} : {IMAGE}",
+            f"%s = Sigmoid(%n) : {IMAGE}",
+            f"%m = Mul(%n, %s) : {IMAGE}",
+            conv("%y", "%m"),
+        ),
+    )
+    assert f'irpar.GroupNormChannelsLast(%a_last, %g, %h) {{{attributes}, activation="Silu"}}' in text
+    assert "Mul(" not in text
+
+
+GROUPED = "f32[2, 4, 524288]"
+APART = "f32[2, 4, 2, 512, 512]"
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_groups_as_exporters_write_them(rewritten: Any, is_apart: bool) -> None:
+    """Behind the normalisation channels are one dim again, or groups and their channels."""
+    image, column = (APART, "f32[4, 2, 1, 1]") if is_apart else (IMAGE, "f32[8, 1, 1]")
+    joined = f"%t = Reshape(%m, %whole) : {IMAGE}" if is_apart else ""
+    text = rewritten(
+        "channels-last",
+        graph(
+            f'%g = constant : {column} data("w.bin", 0, 32)',
+            f'%h = constant : {column} data("w.bin", 32, 32)',
+            "%one = constant : f32[4] [1.0, 1.0, 1.0, 1.0]",
+            "%zero = constant : f32[4] [0.0, 0.0, 0.0, 0.0]",
+            "%groups = constant : i64[3] [2, 4, -1]",
+            "%whole = constant : i64[4] [2, 8, 512, 512]",
+            "%apart = constant : i64[5] [2, 4, 2, 512, 512]",
+            conv("%a"),
+            f"%b = Reshape(%a, %groups) : {GROUPED}",
+            f"%c = InstanceNormalization(%b, %one, %zero) : {GROUPED}",
+            f"%d = Reshape(%c, {'%apart' if is_apart else '%whole'}) : {image}",
+            f"%e = Mul(%d, %g) : {image}",
+            f"%f = Add(%e, %h) : {image}",
+            f"%m = Relu(%f) : {image}",
+            joined,
+            conv("%y", "%t" if is_apart else "%m"),
+        ),
+    )
+    assert (
+        'irpar.GroupNormChannelsLast(%a_last, %g_row, %h_row) {num_groups=4, epsilon=1e-05, activation="Relu"}' in text
+    )
+    assert text.count("Transpose(") == 3
+
+
 @pytest.mark.parametrize("rank", [3, 4, 5])
 def test_orders_of_dims(rank: int) -> None:
     dims = list(range(rank))
