@@ -363,6 +363,13 @@ class PlacedKernel:
             self._cuda = cuda.lookup(node.domain, node.op_type, node.version)
         self._kept = Kept(place for place, value in enumerate(node.operands) if value is not None and value.is_constant)
 
+    @property
+    def writes_out(self) -> bool:
+        """Whether the CUDA kernel can write the results into arrays that it is given; they are never views."""
+        if self._cuda is None:
+            return False
+        return self._cuda.signature.writes_outs or (self._cuda.signature.writes_out and len(self._dtypes) == 1)
+
     def _lacks(self) -> str:
         """Why the device cannot compute the node, as far as its types tell; empty where it can."""
         apart = self._kernel.signature.host | self._kernel.signature.shape_only

@@ -14,6 +14,7 @@ from irpar.onnx_io import to_module
 from irpar.output.training_facts import facts_of
 from irpar.runtime.engines import cupy as engine
 from irpar.runtime.engines.cuda_graphs import piece
+from irpar.runtime.engines.device_arrays import PlacedKernel
 from irpar.runtime.engines.lanes import RankStream
 from irpar.runtime.errors import NodeError
 from irpar.runtime.executor import Executor
@@ -207,6 +208,20 @@ def test_rows_of_products_that_leave_may_lie_further_apart(lends: bool, monkeypa
     for _ in range(3):
         program.check(*given, on_device=True, tolerance=1e-2)
     assert asked == [8, 8, 0]
+
+
+def test_cuda_kernels_write_results_where_they_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the kernel for all devices may give views: of a cache, say."""
+    asked: list[str] = []
+    room = piece.Piece._room_of
+    monkeypatch.setattr(
+        piece.Piece, "_room_of", lambda self, node, value: asked.append(value.name) or room(self, node, value)
+    )
+    monkeypatch.setattr(PlacedKernel, "writes_out", property(lambda self: self._node.op_type == "Reshape"))
+    viewed = compiled(VIEWED, keep_on_device=True)
+    for run in range(3):
+        viewed.check(numbers(4, 8, seed=run), on_device=True)
+    assert asked == ["y", "z"]
 
 
 def test_a_copy_of_rows_that_lie_further_apart_has_none_between_them() -> None:

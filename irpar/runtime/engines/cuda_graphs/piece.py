@@ -13,7 +13,8 @@ from irpar.ir import Node, Value, tensor_type
 from irpar.kernels.cuda import padding
 from irpar.ops.effects import is_compute
 from irpar.runtime.engines.arena import Arena, with_states
-from irpar.runtime.engines.device_arrays import DEVICE_DTYPES, DeviceArrays, Held
+from irpar.runtime.engines.bodies import Instruction
+from irpar.runtime.engines.device_arrays import DEVICE_DTYPES, DeviceArrays, Held, PlacedKernel
 from irpar.runtime.engines.lanes import RankStream
 from irpar.runtime.engines.operation import Environment
 
@@ -335,7 +336,7 @@ class Piece:
         wanted = {*self.stretch.makes} - replacing
         found: dict[Node, Any] = {}
         for one in self.stretch.instructions:
-            if wanted.isdisjoint(one.results) or not writes_out(one.node):
+            if wanted.isdisjoint(one.results) or not _may_write(one):
                 continue
             given = into.get(one.node)
             places = (
@@ -366,6 +367,11 @@ class Piece:
             del graphs[old]
         while len(graphs) > GRAPHS:
             graphs.popitem(last=False)
+
+
+def _may_write(one: Instruction) -> bool:
+    """Whether a node can write its results into arrays that it is given; else they are copied there."""
+    return writes_out(one.node) or (isinstance(one.operation, PlacedKernel) and one.operation.writes_out)
 
 
 def _terms(node: Node) -> int:
