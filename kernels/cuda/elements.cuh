@@ -35,9 +35,15 @@ __device__ __forceinline__ unsigned short fp16_bits(float value) {
   return bits;
 }
 __device__ __forceinline__ unsigned short bf16_bits(float value) {
+#if __CUDA_ARCH__ >= 800
+  unsigned short found;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(found) : "f"(value));
+  return found;
+#else
   unsigned bits = __float_as_uint(value);
   // To nearest, ties to even; a NaN stays one.
   return value != value ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+#endif
 }
 #endif
 #if ELEMENT == 1

@@ -28,7 +28,10 @@ __device__ __forceinline__ float weight_value(Loss x) { return widened(x); }
 constexpr int THREADS = 512;
 constexpr int EACH = 16 / sizeof(Element);  // elements of a word of 16 bytes
 constexpr int WORDS = 4;                    // that a thread reads before it uses the first
-#define LEAST bits_value(0xff800000u)  // minus infinity
+#define LEAST bits_value(0xff800000u)       // minus infinity
+
+// As a power of 2, which is what the device computes.
+__device__ __forceinline__ float exponential(float x) { return exp2f(x * 1.44269504f); }
 
 struct alignas(16) Word {
   Element of[EACH];
@@ -39,26 +42,25 @@ __device__ __forceinline__ unsigned before_words(const Element* row) {
   return (16 - reinterpret_cast<unsigned long long>(row) % 16) % 16 / sizeof(Element);
 }
 
-// A maximum, and the sum of the exponentials of numbers less it.
+// A maximum, and the sum of the exponentials of numbers less it: no number where there is one that is none.
 struct Sum {
   float most, sum;
 };
 
 __device__ __forceinline__ Sum joined(Sum a, Sum b) {
-  float most = a.most > b.most || a.most != a.most ? a.most : b.most;
+  float most = fmaxf(a.most, b.most);
   if (most == LEAST) return {most, a.sum + b.sum};
-  return {most, a.sum * expf(a.most - most) + b.sum * expf(b.most - most)};
+  return {most, a.sum * exponential(a.most - most) + b.sum * exponential(b.most - most)};
 }
 
 template <int COUNT> __device__ __forceinline__ void add(Sum& own, const float (&values)[COUNT]) {
   float most = own.most;
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i)
-    if (values[i] > most || values[i] != values[i]) most = values[i];
-  if (most == LEAST) return;
-  float sum = own.sum * expf(own.most - most);
+  for (int i = 0; i < COUNT; ++i) most = fmaxf(most, values[i]);
+  const float shift = most == LEAST ? 0.0f : most;
+  float sum = own.most == LEAST ? own.sum : own.sum * exponential(own.most - shift);
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i) sum += expf(values[i] - most);
+  for (int i = 0; i < COUNT; ++i) sum += exponential(values[i] - shift);
   own = {most, sum};
 }
 
@@ -139,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const float most = norms[row], rest = norms[rows + row], factor = factors[row];
     const Index given = labels[row], label = given < 0 ? given + classes : given;
     auto slope = [&](Element score, unsigned place) {
-      return ((expf((widened(score) - most) - rest)) - (place == label ? 1.0f : 0.0f)) * factor;
+      return (exponential((widened(score) - most) - rest) - (place == label ? 1.0f : 0.0f)) * factor;
     };
     auto one = [&](unsigned place) { y[place] = narrowed(place < classes ? slope(x[place], place) : 0.0f); };
     const unsigned before = before_words(y) < length ? before_words(y) : length;
@@ -159,8 +161,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         const unsigned word = start + i * THREADS;
         if (word >= whole) break;
         Word made;
+        const unsigned first = before + word * EACH;
+        if (label >= first && label < first + EACH) {
 #pragma unroll
-        for (int j = 0; j < EACH; ++j) made.of[j] = narrowed(slope(read[i].of[j], before + word * EACH + j));
+          for (int j = 0; j < EACH; ++j) made.of[j] = narrowed(slope(read[i].of[j], first + j));
+        } else {
+#pragma unroll
+          for (int j = 0; j < EACH; ++j)
+            made.of[j] = narrowed(exponential((widened(read[i].of[j]) - most) - rest) * factor);
+        }
         reinterpret_cast<Word*>(y + before)[word] = made;
       }
     }
