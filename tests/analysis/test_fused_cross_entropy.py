@@ -91,6 +91,18 @@ def test_scores_that_are_wide_and_read_elsewhere_stay_as_they_are() -> None:
     check_numbers(kept, nodes)
 
 
+def test_scores_of_a_node_with_several_results() -> None:
+    text = PLAIN.replace("%s: f32[6, 9],", "%x: f32[6, 9], %scale: f32[9],").replace(
+        "%loss, %logs", "%s, %mean, %inverse = LayerNormalization(%x, %scale) : ?, ?, ?\n        %loss, %logs"
+    )
+    module, nodes = trained(text)
+    assert [node.op_type for node in nodes if "Cross" in node.op_type] == [
+        "CrossEntropyForward",
+        "CrossEntropyGradient",
+    ]
+    check_numbers(module, nodes)
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

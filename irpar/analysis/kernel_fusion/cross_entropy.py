@@ -310,8 +310,8 @@ class _Pair:
 
     def _is_for_losses(self, product: Node, members: Set[Node]) -> bool:
         """Whether only losses read the scores, which are a product."""
-        value = product.result
-        if product.identity != ("", "MatMul") or product not in self.inside or value in self.kept:
+        if product.identity != ("", "MatMul") or product not in self.inside or product.result in self.kept:
             return False
+        value = product.result
         is_matrix = all(operand.is_static and len(operand.shape) > 1 for operand in product.inputs)
         return is_matrix and bool(longer_row(value)) and all(user in members for user in value.users)
