@@ -213,11 +213,13 @@ def _reduction(node: Node, stretch: Stretch) -> Unit:
 
 
 def _transpose(node: Node, stretch: Stretch) -> Unit:
-    """One that puts channels last, or back, computes nothing then."""
+    """One that puts channels last, or back, computes nothing then; of three dims it is for what reads the result."""
     x, perm = needed(node, 0), ints_attribute(node, "perm")
     rank = len(image(x).static_shape)
     image(node.result)
-    if perm == to_last(rank):
+    is_either = to_last(rank) == to_first(rank)
+    is_for_conv = is_either and any(user.identity == ("", "Conv") for user in node.result.users)
+    if perm == to_last(rank) and not is_for_conv:
         saved = 0 if lies_alike(x.shape) else turning(x)
         return Unit((node,), (x,), (), lambda w: [w.last(x)], saved, keeps=node.results)
     if perm == to_first(rank):

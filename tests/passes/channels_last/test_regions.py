@@ -273,6 +273,23 @@ def test_groups_as_exporters_write_them(rewritten: Any, is_apart: bool) -> None:
     assert text.count("Transpose(") == 3
 
 
+def test_lines_are_turned_by_the_export_both_ways(rewritten: Any) -> None:
+    """Of three dims the same order puts channels last, and back."""
+    text = rewritten(
+        "channels-last",
+        graph(
+            '%v = constant : f16[64, 64, 3] data("w.bin", 0, 24576)',
+            "%l = Transpose(%x) {perm=[0, 2, 1]} : f16[2, 64, 65536]",
+            "%a = Conv(%l, %v) {pads=[1, 1]} : f16[2, 64, 65536]",
+            "%g = Gelu(%a) : f16[2, 64, 65536]",
+            "%y = Transpose(%g) {perm=[0, 2, 1]} : f16[2, 65536, 64]",
+            takes="%x: f16[2, 65536, 64]",
+        ),
+    )
+    assert text.count("Transpose(") == 1
+    assert "%y = Identity(%g_last)" in text
+
+
 @pytest.mark.parametrize("rank", [3, 4, 5])
 def test_orders_of_dims(rank: int) -> None:
     dims = list(range(rank))
