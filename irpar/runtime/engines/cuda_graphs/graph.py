@@ -52,7 +52,6 @@ class CapturedGraph:
         results, echoes: as given.
         number: among those that all ranks captured together, and launch so; 0: it is this rank's alone.
         entries: the collectives in it.
-        seconds: the longest that a replay of one with collectives took.
         exits: what leaves the segment; None: that takes more than copies.
     """
 
@@ -73,7 +72,6 @@ class CapturedGraph:
         self.exits: Sequence[Exit] | None = None
         self.number = 0
         self.entries: Sequence[Entry] = ()
-        self.seconds = 0.0
         self._bound = [weakref.ref(array, self.let_go) for array in bound]
 
     @property

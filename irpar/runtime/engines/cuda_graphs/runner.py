@@ -1,7 +1,8 @@
 """Running a segment for a rank: pieces by their CUDA graphs, what no graph can hold node by node."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -106,6 +107,7 @@ class Runner:
         self._bound = self._steady_inputs() | {*program.layout.slots}
         self._talks = program.talks
         self._numbers = count(Choice.GRAPH)
+        self._longest = 0.0
         self._steps: list[Piece | Stretch] = []
         self._steps = self._begin()
 
@@ -316,19 +318,26 @@ class Runner:
         """Run a piece that communicates as all ranks do: by their graphs, or one collective after the other."""
         agreed = talks.agree(self._choice(piece, key, graph, held))
         if agreed == Choice.ONE_BY_ONE:
-            self._run_eagerly(piece.stretch, held, arena, writes_over)
+            with self._timed():
+                self._run_eagerly(piece.stretch, held, arena, writes_over)
             return True
         if agreed == Choice.CAPTURE:
             graph = self._capture_together(talks, piece, key, held, arena, writes_over, lane)
         if agreed == Choice.NEVER or graph is None:
             self._set_apart_communication("not all ranks could capture it")
             return self._split(piece)
-        begun = time.monotonic()
-        graph.replay(held, lane)
-        talks.replayed(graph.entries, lane.stream, 2 * graph.seconds)
-        graph.seconds = max(graph.seconds, time.monotonic() - begun)
+        with self._timed():
+            graph.replay(held, lane)
+            talks.replayed(graph.entries, lane.stream, 2 * self._longest)
         self._after(piece, held, arena, lane)
         return True
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Note how long a run with other ranks takes, of which a later one may take twice as long."""
+        begun = time.monotonic()
+        yield
+        self._longest = max(self._longest, time.monotonic() - begun)
 
     def _choice(self, piece: Piece, key: Key, graph: CapturedGraph | None, held: list[Any]) -> int:
         """What this rank can do."""
