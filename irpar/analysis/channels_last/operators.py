@@ -25,6 +25,7 @@ from irpar.ops.facts import (
 from .convolution import FLOATS, convolution, geometry, is_inference, scaled_and_shifted, windows_of
 from .group_norm import group_norm, grouped_norm
 from .layout import axis_last, last, lies_alike, to_first, to_last
+from .spreading import spreading
 from .units import Unit, image, turning
 from .writer import Writer
 
@@ -232,6 +233,7 @@ _OPERATORS: Mapping[tuple[str, str], Find] = {
     ("", "BatchNormalization"): _norm,
     ("", "Concat"): _along,
     ("", "Conv"): convolution,
+    ("", "ConvTranspose"): spreading,
     ("", "GroupNormalization"): group_norm,
     ("", "InstanceNormalization"): group_norm,
     ("", "Pad"): _pad,

@@ -111,7 +111,7 @@ class Drawn:
 
     def other(self, name: str, shape: Shape) -> None:
         batch, channels, height, width = shape
-        kinds = ("Concat", "Split", "Slice", "Pad", "Resize", "Softmax", "Transpose", "Group", "Group")
+        kinds = ("Concat", "Split", "Slice", "Pad", "Resize", "Softmax", "Transpose", "Group", "Spread")
         match self.draw(st.sampled_from(kinds)):
             case "Concat" if channels == 4:
                 self.add(f"Concat(%{name}, %{name}) {{axis=-3}}", (batch, 8, height, width))
@@ -128,6 +128,13 @@ class Drawn:
             case "Resize" if height % 2 == 0:
                 modes = '{mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"}'
                 self.add(f"Resize(%{name}, _, %scales) {modes}", (batch, channels, height // 2, width * 2))
+            case "Spread" if height * width <= 64:
+                steps = self.draw(st.sampled_from(((2, 2), (1, 3))))
+                bias = f", %{self.given((4,))}" if self.draw(st.booleans()) else ""
+                settings = f"kernel_shape={[*steps]}, strides={[*steps]}"
+                weight = self.given((channels, 4, *steps))
+                made = (batch, 4, height * steps[0], width * steps[1])
+                self.add(f"ConvTranspose(%{name}, %{weight}{bias}) {{{settings}}}", made)
             case "Group":
                 kind = self.draw(st.sampled_from(("GroupNormalization", "InstanceNormalization")))
                 groups = "num_groups=2, " if kind[0] == "G" else ""

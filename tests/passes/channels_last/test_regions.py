@@ -273,6 +273,34 @@ def test_groups_as_exporters_write_them(rewritten: Any, is_apart: bool) -> None:
     assert text.count("Transpose(") == 3
 
 
+SPREAD = "f32[2, 4, 1024, 1536]"
+
+
+def test_windows_side_by_side_are_spread_by_a_product(rewritten: Any) -> None:
+    text = rewritten(
+        "channels-last",
+        graph(
+            '%v = constant : f32[8, 4, 2, 3] data("w.bin", 0, 768)',
+            '%b = constant : f32[4] data("w.bin", 0, 16)',
+            conv("%a"),
+            f"%s = ConvTranspose(%a, %v, %b) {{strides=[2, 3]}} : {SPREAD}",
+            "%y = MaxPool(%s) {kernel_shape=[2, 3], strides=[2, 3]} : f32[2, 4, 512, 512]",
+        ),
+    )
+    assert "%s_last_columns = MatMul(%a_last, %v_last_columns) : f32[2, 512, 512, 24]" in text
+    assert "perm=[0, 1, 3, 2, 4, 5]} : f32[2, 512, 2, 512, 3, 4]" in text
+    assert "%s_last_shifted = Add(%s_last_woven, %b)" in text
+
+
+@pytest.mark.parametrize(
+    "attributes", ["", "strides=[1, 1]", "strides=[2, 3], pads=[1, 0, 0, 0]", "strides=[2, 3], output_padding=[1, 0]"]
+)
+def test_windows_over_each_other_stay(rewritten: Any, attributes: str) -> None:
+    line = f"%y = ConvTranspose(%a, %v) {{{attributes}}} : f32[2, 4, n, m]"
+    text = rewritten("channels-last", graph('%v = constant : f32[8, 4, 2, 3] data("w.bin", 0, 768)', conv("%a"), line))
+    assert "ConvTranspose(" in text
+
+
 def test_lines_are_turned_by_the_export_both_ways(rewritten: Any) -> None:
     """Of three dims the same order puts channels last, and back."""
     text = rewritten(
