@@ -38,6 +38,7 @@ STAND_INS = frozenset(
         "CrossEntropyForward",
         "CrossEntropyGradient",
         "Fused",
+        "FusedEach",
         "FusedMatMul",
         "JoinHeads",
         "GroupNormChannelsLast",

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -285,9 +285,9 @@ class Executor:
             ReplicaError: with `check_replicas`, ranks hold different copies.
         """
         self._check_driver()
-        kept = {state.spec.name for state in self.states} if session else set()
-        kept |= set(batch.names) if batch is not None else set()
-        wanted = [spec for spec in self.inputs if spec.name not in kept]
+        wanted = self._taken_by(session)
+        if batch is not None:
+            wanted = [spec for spec in wanted if spec.name not in batch.names]
         begun = inputs if session else {**first_states(self.parts[0].graph, inputs), **inputs}
         given = check_inputs(wanted, with_fixed(self.fixed, begun), self._device_array)
         with self._turn:
@@ -309,8 +309,10 @@ class Executor:
         self._check_open()
 
     def _run_whole(self, given: Given, fetch: Iterable[str], with_check: bool, session: int) -> dict[str, Any]:
-        outputs = {spec.name for spec in self.outputs}
-        prepared = self._for_fetch(tuple(name for name in dict.fromkeys(fetch) if name not in outputs))
+        asked = dict.fromkeys(fetch)
+        for name in asked and {spec.name for spec in self.outputs}:
+            asked.pop(name, None)
+        prepared = self._for_fetch(tuple(asked))
         try:
             return self._run(prepared, given, with_check, session)
         except BaseException as error:
@@ -468,24 +470,34 @@ class Executor:
             self._fetched = names, self._preparer.prepare_fetch(names)
         return self._fetched[1]
 
-    def _given_by(self, session: int) -> list[TensorSpec]:
+    def _taken_by(self, session: int) -> Sequence[TensorSpec]:
+        """The inputs of a run: in a session those that are no state."""
+        return self._stateless[0] if session else self.inputs
+
+    def _given_by(self, session: int) -> Sequence[TensorSpec]:
         """The outputs of a run: in a session those that replace no state."""
-        replacing = {state.output for state in self.states} if session else set()
-        return [spec for spec in self.outputs if spec.name not in replacing]
+        return self._stateless[1] if session else self.outputs
+
+    @cached_property
+    def _stateless(self) -> tuple[list[TensorSpec], list[TensorSpec]]:
+        """The inputs that are no state, and the outputs that replace none."""
+        names, replacing = {state.spec.name for state in self.states}, {state.output for state in self.states}
+        inputs = [spec for spec in self.inputs if spec.name not in names]
+        return inputs, [spec for spec in self.outputs if spec.name not in replacing]
 
     def _run(self, prepared: Prepared, given: Given, with_check: bool, session: int) -> dict[str, Any]:
         """Run here, and wherever else there are ranks; full results by name."""
         self.log = log = CollectiveLog(self.log)
-        outputs, fetched = self._given_by(session), prepared.specs(self.parts[0].graph)
+        inputs, outputs, fetched = self._taken_by(session), self._given_by(session), prepared.specs(self.parts[0].graph)
         fetch = {spec.name: str(spec.sharding) for spec in fetched}
         others = self._driver.others if self._driver is not None else ()
         coords = self.mesh.coords
         for rank in others:
             assert self._driver is not None
-            request = Request(given.scattered(self.inputs, coords(rank)), fetch, with_check, self._partition, session)
+            request = Request(given.scattered(inputs, coords(rank)), fetch, with_check, self._partition, session)
             program = "" if self._beside is None else EVALUATION
             self._driver.ask(rank, replace(request, batch=given.message(), program=program))
-        blocks = {rank: given.blocks(self.inputs, coords(rank)) for rank in self._group.ranks}
+        blocks = {rank: given.blocks(inputs, coords(rank)) for rank in self._group.ranks}
         self.read_bytes = dict.fromkeys(range(self.mesh.size), 0)
         for rank in self._group.ranks:
             self.read_bytes[rank] = given.read_bytes(blocks[rank])
@@ -562,8 +574,7 @@ class Executor:
         ]
         states.sort(key=lambda state: state.rank)
         for state in states:
-            held = self._held.begin(session, state.rank) if session else {}
-            state.start({**blocks[state.rank], **held})
+            state.start(blocks[state.rank], self._held.begin(session, state.rank) if session else None)
         return states
 
     def _settled(self, prepared: Prepared) -> Prepared:
@@ -589,12 +600,11 @@ class Executor:
 
         Others may use its memory from then on.
         """
-        results = {spec.name: value for spec, value in zip(self.outputs, state.graph.outputs, strict=True)}
         kept: dict[str, Any] = {}
         if session:
-            kept = {known.spec.name: state.read(results[known.output]) for known in self.states if known.output}
+            kept = state.next_states()
             self._held.replace(session, state.rank, kept)
-        wanted = {spec.name: results[spec.name] for spec in self._given_by(session)}
+        wanted = {spec.name: state.outputs[spec.name] for spec in self._given_by(session)}
         wanted |= {name: values[state.graph] for name, values in prepared.fetched.items() if state.graph in values}
         if self._results == "host":
             found = {name: state.read_on_host(value) for name, value in wanted.items()}

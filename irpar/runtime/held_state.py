@@ -63,9 +63,26 @@ def _zeros(shape: Sequence[int], value: Value) -> Any:
     return np.zeros(shape, value.dtype.numpy)
 
 
-def _own(block: Any) -> Any:
-    """A block that nobody else writes to; inputs and constants are read-only here, what nodes compute is not."""
-    return block.copy() if isinstance(block, np.ndarray) and not block.flags.writeable else block
+def _own(blocks: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Blocks that nobody else writes to; inputs and constants are read-only here, what nodes compute is not."""
+    if not _on_host(blocks):
+        return blocks
+    return {
+        name: block.copy() if isinstance(block, np.ndarray) and not block.flags.writeable else block
+        for name, block in blocks.items()
+    }
+
+
+def _on_host(blocks: Mapping[str, Any]) -> bool:
+    """Whether some blocks are arrays of the host; the kinds of many blocks are few."""
+    return any(issubclass(kind, np.ndarray) for kind in set(map(type, blocks.values())))
+
+
+def _replaced(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
+    """The names of the states that a run replaces, and of the others."""
+    names = frozenset(value.source_name for value in graph.states)
+    found = frozenset(value.source_name for value, state in graph.states.items() if state.output is not None)
+    return found, names - found
 
 
 class HeldState:
@@ -73,6 +90,7 @@ class HeldState:
 
     def __init__(self, parts: Sequence[Part], coords: Mapping[int, Sequence[int]]) -> None:
         self._graphs = {rank: part.graph for part in parts for rank in part.ranks if rank in coords}
+        self._replaced = {rank: _replaced(graph) for rank, graph in self._graphs.items()}
         self._coords = coords
         self._held: dict[int, dict[int, Blocks]] = {}
         self._before: dict[tuple[int, int], Blocks] = {}
@@ -118,18 +136,16 @@ class HeldState:
 
     def write(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
         """Let a rank hold other blocks; what may change outside, such as a view of an input, is copied."""
-        self._held_by(session, rank).update((name, _own(block)) for name, block in blocks.items())
+        self._held_by(session, rank).update(_own(blocks))
         gone = self._gone.pop((session, rank), frozenset()) - blocks.keys()
         if gone:
             self._gone[session, rank] = gone
 
     def let_go(self, session: int, rank: int) -> None:
         """Hold no more what a run is about to replace: from here on it cannot be undone, and must not fail."""
-        states, held = self._graphs[rank].states, self._held_by(session, rank)
-        gone = frozenset(value.source_name for value, state in states.items() if state.output is not None)
-        self._gone[session, rank] = gone
-        for name in gone:
-            del held[name]
+        gone, staying = self._replaced[rank]
+        held, self._gone[session, rank] = self._held_by(session, rank), gone
+        self._held[session][rank] = {name: held[name] for name in staying}
 
     def replace(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
         """As `write`, by a run, which can be undone until the next one begins if it has let go of nothing."""
@@ -152,7 +168,8 @@ class HeldState:
         """A result that its caller may write to: a copy where it shares memory with what is held here."""
         if isinstance(result, list):
             return [self.apart(session, entry) for entry in result]
-        held = (block for blocks in self._held.get(session, {}).values() for block in blocks.values())
+        of_ranks = filter(_on_host, self._held.get(session, {}).values())
+        held = (block for blocks in of_ranks for block in blocks.values())
         is_shared = isinstance(result, np.ndarray) and any(
             isinstance(block, np.ndarray) and np.may_share_memory(result, block) for block in held
         )

@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from irpar.ir import Function, Graph, Node, Value
+from irpar.ops.coords import COORDS
 from irpar.output.parts import Part
 from irpar.sharding import IrparError, nearest_names
 
@@ -12,20 +15,78 @@ from .errors import InputError
 from .instructions import Program, Segment
 from .layout import TensorSpec
 from .program import build_program
-from .specs import spec_of
+from .specs import program_inputs, spec_of
 from .tape import Tape
 
 Key = tuple[int, tuple[Node, ...], tuple[Value, ...], frozenset[Value]]
 
 
+class PlacedInput(NamedTuple):
+    """An input, and in which place of a rank's values it stands."""
+
+    name: str
+    place: int
+    value: Value
+
+
+class NextStates(NamedTuple):
+    """What replaces states.
+
+    Attributes:
+        names: of those states that computed values replace.
+        places: where these values stand.
+        constants: name to constant of the others.
+    """
+
+    names: tuple[str, ...]
+    places: tuple[int, ...]
+    constants: dict[str, Value]
+
+
 @dataclass(frozen=True, eq=False)
 class PreparedPart:
-    """A part with its program, and that made ready to run."""
+    """A part with its program, and that made ready to run; and what a run reads and gives, found once."""
 
     part: Part
     program: Program
     constants: Constants
     tape: Tape
+
+    @cached_property
+    def inputs(self) -> tuple[PlacedInput, ...]:
+        """The inputs that a user may give."""
+        places = self.tape.places
+        return tuple(PlacedInput(name, places[value], value) for name, value in program_inputs(self.part.graph).items())
+
+    @cached_property
+    def given(self) -> tuple[PlacedInput, ...]:
+        """Those that are no state."""
+        return tuple(one for one in self.inputs if one.value not in self.part.graph.states)
+
+    @cached_property
+    def coords(self) -> int | None:
+        """Where a rank's coordinates stand; None: the program does not read them."""
+        return next((self.tape.places[value] for value in self.part.graph.inputs if value.name == COORDS), None)
+
+    @cached_property
+    def state_places(self) -> dict[str, int]:
+        """Where each state stands, by name."""
+        return {one.name: one.place for one in self.inputs if one.value in self.part.graph.states}
+
+    @cached_property
+    def outputs(self) -> dict[str, Value]:
+        """The results, by name."""
+        return dict(zip(self.part.graph.output_names, self.part.graph.outputs, strict=True))
+
+    @cached_property
+    def next_states(self) -> NextStates:
+        """What replaces the states that are replaced."""
+        graph, places = self.part.graph, self.tape.places
+        replaced = {state.source_name: known.output for state, known in graph.states.items()}
+        found = {name: graph.output(output) for name, output in replaced.items() if output is not None}
+        constants = {name: value for name, value in found.items() if value.is_constant}
+        names = tuple(name for name in found if name not in constants)
+        return NextStates(names, tuple(places[found[name]] for name in names), constants)
 
 
 @dataclass(frozen=True, eq=False)

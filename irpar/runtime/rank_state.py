@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import Node, Value, tensor_type
-from irpar.ops.coords import COORDS
 
 from .engines.arena import Arena
 from .engines.arrays import Arrays
@@ -15,7 +14,6 @@ from .engines.control_flow import TRIPS, Trip, Trips
 from .errors import NodeError, RunError
 from .groups import Call
 from .prepared import PreparedPart
-from .specs import program_inputs
 from .tape import BodiesStep, CommitStep, CommunicateStep, ComputeStep, StartStep, Step, WaitStep
 
 _Walk = Generator[Call | ComputeStep, Any, None]
@@ -55,6 +53,9 @@ class RankState:
         self.rank = rank
         self.coords = coords
         self.graph = prepared.part.graph
+        self._prepared = prepared
+        self._on_host: dict[Value, Any] = {}
+        """What was read on the host already."""
         self._constants = prepared.constants
         self._start_call = start_call
         self._long_seconds = long_seconds
@@ -78,15 +79,34 @@ class RankState:
 
     def read_on_host(self, value: Value) -> Any:
         """A value that the rank holds: a numpy array, a list of them, or None."""
-        return self._arrays.outside(self.read(value))
+        return self._on_host[value] if value in self._on_host else self._arrays.outside(self.read(value))
 
-    def start(self, blocks: Mapping[str, Any]) -> None:
+    @property
+    def outputs(self) -> Mapping[str, Value]:
+        """The program's results, by name."""
+        return self._prepared.outputs
+
+    def next_states(self) -> dict[str, Any]:
+        """What replaces each state, by the state's name."""
+        names, places, constants = self._prepared.next_states
+        found = dict(zip(names, map(self._values.__getitem__, places), strict=True))
+        return found | {name: self._constants.array(value) for name, value in constants.items()}
+
+    def start(self, blocks: Mapping[str, Any], states: Mapping[str, Any] | None = None) -> None:
         """Take this rank's blocks of the inputs, and its coordinates.
+
+        Args:
+            blocks: of the inputs, by name.
+            states: those of a session, which are of the program's shapes; None: they are among the inputs.
 
         Raises:
             RunError: a block does not have the shape that the program says.
         """
-        for name, value in program_inputs(self.graph).items():
+        prepared = self._prepared
+        if states is not None:
+            for name, place in prepared.state_places.items():
+                self._values[place] = states[name]
+        for name, place, value in prepared.inputs if states is None else prepared.given:
             block = blocks[name]
             type_ = tensor_type(value.type)
             if type_ is not None and type_.is_static and block.shape != type_.static_shape:
@@ -94,10 +114,9 @@ class RankState:
                     f"the block of {name} on rank {self.rank} is {list(block.shape)}, the program takes {type_}",
                     do="partition the model again",
                 )
-            self._values[self._places[value]] = block
-        for value in self.graph.inputs:
-            if value.name == COORDS:
-                self._values[self._places[value]] = np.asarray(self.coords, np.int64)
+            self._values[place] = block
+        if prepared.coords is not None:
+            self._values[prepared.coords] = np.asarray(self.coords, np.int64)
 
     def compute(self, step: ComputeStep) -> None:
         """Run a segment."""
@@ -110,7 +129,10 @@ class RankState:
 
     def _commit(self, step: CommitStep) -> None:
         """Let the state before the run go, which stays where the loss is not finite."""
-        if self._let_go is not None and bool(np.isfinite(self.read_on_host(step.loss)).all()):
+        if self._let_go is None:
+            return
+        loss = self._on_host[step.loss] = self.read_on_host(step.loss)
+        if bool(np.isfinite(loss).all()):
             self._let_go()
             self._writes_over = True
 

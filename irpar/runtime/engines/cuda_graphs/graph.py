@@ -114,13 +114,10 @@ class CapturedGraph:
             elif size:
                 lane.copy(address, value.data.ptr, size, stream)
         self._graph.launch(stream)
-        found = []
-        for array, source, is_copied in self.exits:
-            if is_copied:
-                found.append(copied(array, lane, stream))
-            else:
-                found.append(held[source] if array is None else array)
-        return found
+        return [
+            held[source] if array is None else copied(array, lane, stream) if is_copied else array
+            for array, source, is_copied in self.exits
+        ]
 
     def let_go(self, _: object = None) -> None:
         """Give up the graph, which a piece finds no more then."""
