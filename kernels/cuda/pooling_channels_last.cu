@@ -12,12 +12,16 @@
 #endif
 
 constexpr int WIDTH = BYTES / sizeof(Element);
+constexpr int AHEAD = 4;  // pieces of a line that are under way at once
 
 struct alignas(BYTES) Chunk {
   Element of[WIDTH];
 };
 
-__device__ __forceinline__ int steps_up_to(int distance, int step) { return distance > 0 ? (distance + step - 1) / step : 0; }
+// How many steps it takes to come as far; most steps are of one, which no division need tell.
+__device__ __forceinline__ int steps_up_to(int distance, int step) {
+  return distance <= 0 ? 0 : step == 1 ? distance : (distance + step - 1) / step;
+}
 
 __device__ __forceinline__ int lesser(int a, int b) { return a < b ? a : b; }
 
@@ -61,15 +65,24 @@ extern "C" __global__ void __launch_bounds__(256)
     Wide made[WIDTH];
 #pragma unroll
     for (int w = 0; w < WIDTH; ++w) made[w] = MEAN ? static_cast<Wide>(0) : static_cast<Wide>(bits_value(0xff800000u));
+    const Index gap = static_cast<Index>(d2) * chunks;
     const int lines = i < count ? range0.count * range1.count : 0;
     for (int number = share; number < lines; number += shares) {
       const int down = number / range1.count, across = number - down * range1.count;
       const Index above = (static_cast<Index>(image) * n0 + range0.first + down * d0) * n1 + range1.first + across * d1;
       const Chunk* from = x + (above * n2 + range2.first) * chunks + chunk;
-      for (int t = 0; t < range2.count; ++t, from += static_cast<Index>(d2) * chunks) {
-        const Chunk given = *from;
+      for (int t = 0; t < range2.count; t += AHEAD, from += AHEAD * gap) {
+        Chunk given[AHEAD];
 #pragma unroll
-        for (int w = 0; w < WIDTH; ++w) made[w] = joined(made[w], widened(given.of[w]));
+        for (int u = 0; u < AHEAD; ++u) {
+          if (t + u < range2.count) given[u] = from[u * gap];
+        }
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+          if (t + u >= range2.count) break;
+#pragma unroll
+          for (int w = 0; w < WIDTH; ++w) made[w] = joined(made[w], widened(given[u].of[w]));
+        }
       }
     }
     if (shares > 1) {
