@@ -40,6 +40,25 @@ def test_rows_are_added_without_zeros(gives: str) -> None:
         np.testing.assert_allclose(found.astype(np.float64), right.astype(np.float64), rtol=2e-3, atol=2e-3)
 
 
+PLACED = """
+    graph @g(%rows: f32[3, 4]) -> (%c) opset 21 {
+        %zeros = constant : f32[3, 4] ZEROS
+        %places = constant : i64[3, 1] [[0], [1], [2]]
+        %s = ScatterND(%zeros, %places, %rows) {reduction="add"} : ?
+        %c = Cast(%s) {to=10} : ?
+    }
+""".replace("ZEROS", str([[0.0] * 4] * 3))
+
+
+def test_rows_that_are_put_where_they_stand() -> None:
+    module, nodes = added(PLACED)
+    assert [node.op_type for node in nodes] == ["Fused"]
+    inputs = [np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)]
+    np.testing.assert_array_equal(computed(module, inputs, nodes), computed(module, inputs))
+    _, nodes = added(PLACED.replace("[[0], [1], [2]]", "[[0], [2], [1]]"))
+    assert "ScatterND" in {node.op_type for node in nodes}
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -5,19 +5,25 @@
     %c = Cast(%s) {to=BFLOAT16}                                   ->   %y = irpar.AddRows(%ids, %rows, %x)
     %y = Add(%x, %c)
 
-Of an embedding that is a product's matrix too, %x is the gradient as that.
+Of an embedding that is a product's matrix too, %x is the gradient as that. Rows that are put where they stand already,
+as those of positions are, need no more than their dtype.
 """
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from irpar.ir import DOMAIN, DType, Node, Value
+import numpy as np
+
+from irpar.ir import DOMAIN, DType, Node, Strings, Value
 from irpar.ir.module import IRPAR_OPSET
+from irpar.kernels.expression import Step
 from irpar.ops.facts import ints_attribute, ints_operand, replicated_data, text_attribute
 
 from .attention import unread_with
 from .attention_writing import Make
 
+_MOST_CONSTANTS = 2**22
+"""Numbers of a constant that are looked at."""
 _DTYPES = (DType.F16, DType.BF16, DType.F32)
 
 
@@ -27,13 +33,13 @@ class AddedRows:
 
     Attributes:
         members: they, in order.
-        indices, rows: of the rows, and they.
+        indices, rows: of the rows, and they; None: each row is put where it stands.
         addend: what they are added to, if anything.
         result: what it gives.
     """
 
     members: tuple[Node, ...]
-    indices: Value
+    indices: Value | None
     rows: Value
     addend: Value | None
     result: Value
@@ -45,12 +51,15 @@ class AddedRows:
 
     def operands(self) -> tuple[Value, ...]:
         """What it reads."""
-        return (self.indices, self.rows, *(() if self.addend is None else (self.addend,)))
+        return tuple(value for value in (self.indices, self.rows, self.addend) if value is not None)
 
     def written(self, make: Make) -> list[Node]:
         """Nodes that take its place, in order."""
-        attributes = {"length": self.result.shape[0], "to": self.result.dtype.text}
         facts = {"results": [self.result], "domain": DOMAIN, "version": IRPAR_OPSET}
+        if self.indices is None:
+            line = Step("y0", "Cast", ("x0",), (("to", self.result.dtype.text),))
+            return [make("Fused", [self.rows], {"expression": Strings((str(line),))}, **facts)]
+        attributes = {"length": self.result.shape[0], "to": self.result.dtype.text}
         return [make("AddRows", self.operands(), attributes, **facts)]
 
 
@@ -71,10 +80,13 @@ def _found(scatter: Node, inside: dict[Node, int], kept: Set[Value]) -> AddedRow
     zeros, places, rows = scatter.operands
     if zeros is None or places is None or rows is None or text_attribute(scatter, "reduction", "none") != "add":
         return None
-    indices = _indices(places)
-    if indices is None or rows.dtype is not DType.F32 or not rows.is_static or not scatter.result.is_static:
+    if rows.dtype is not DType.F32 or not all(value.is_static for value in (places, rows, scatter.result)):
         return None
-    if not _is_zero(zeros) or rows.shape != (*indices.shape, *scatter.result.shape[1:]) or not rows.shape:
+    indices = _indices(places)
+    is_in_place = rows.type == scatter.result.type and _is_each_place(places, rows.shape)
+    if not _is_zero(zeros) or rows.shape != (*places.shape[:-1], *scatter.result.shape[1:]):
+        return None
+    if indices is None and not is_in_place:
         return None
     members, result, addend = [scatter], scatter.result, None
     follower = _only_reader(result, inside, kept)
@@ -82,13 +94,14 @@ def _found(scatter: Node, inside: dict[Node, int], kept: Set[Value]) -> AddedRow
         members.append(follower)
         result = follower.result
         follower = _only_reader(result, inside, kept)
-    if follower is not None and follower.identity == ("", "Add"):
+    if follower is not None and follower.identity == ("", "Add") and not is_in_place:
         other = next((value for value in follower.inputs if value is not result), None)
         if other is not None and other.type == result.type == follower.result.type:
             members.append(follower)
             addend, result = other, follower.result
     if len(members) == 1 or len({(node.phase, node.stage, node.place) for node in members}) > 1:
         return None
+    indices = None if is_in_place else indices
     needed = {value.node for value in (indices, rows, addend) if value is not None}
     gone = sorted(unread_with(set(members), inside, kept, needed), key=inside.__getitem__)
     return AddedRows(tuple(gone), indices, rows, addend, result)
@@ -121,4 +134,12 @@ def _is_zero(value: Value) -> bool:
         source = node.operand(0)
         return source is not None and _is_zero(source)
     data = replicated_data(value)
-    return data is not None and data.size == 1 and not data.numpy().any()
+    return data is not None and data.size <= _MOST_CONSTANTS and not data.numpy().any()
+
+
+def _is_each_place(places: Value, shape: tuple[int, ...]) -> bool:
+    """Whether places are those of all rows, in order."""
+    data = replicated_data(places)
+    if data is None or places.shape != (shape[0], 1) or data.size > _MOST_CONSTANTS:
+        return False
+    return np.array_equal(data.numpy().reshape(-1), np.arange(shape[0]))
