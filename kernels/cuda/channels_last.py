@@ -33,6 +33,8 @@ _STRIP = 4
 """Places that a thread computes of a convolution of single channels."""
 _MOST_LANES = 16
 _MOST_ELEMENTS, _LONGEST = 2**30, 2**14
+_WARPGROUPS_ARCH = 90
+"""The architecture that has products of warpgroups."""
 _NONE = np.uint64(0)
 
 
@@ -43,14 +45,17 @@ class Tile(NamedTuple):
     features: int
     efficiency: float
 
-    def shared_bytes(self, spatial: int) -> int:
-        """Of a block: steps that are copied ahead, or the sums; and where windows begin."""
-        stages = 3 if self.rows * self.features > 64 * 64 else 4
+    def shared_bytes(self, spatial: int, steps: int) -> int:
+        """Of a block: where windows begin; steps that are copied ahead, or the sums."""
+        stages = min(steps, 3 if self.rows * self.features > 64 * 64 else 4)
         staged = stages * (self.rows + self.features) * _STEP_BYTES
-        return max(staged, self.rows * (self.features + 8) * 4) + self.rows * (16 if spatial == 3 else 8)
+        begins = -(-self.rows * (16 if spatial == 3 else 8) // 1024) * 1024
+        return begins + max(staged, self.rows * (self.features + 8) * 4)
 
-    def threads(self, element: int) -> int:
+    def threads(self, element: int, has_warpgroups: bool) -> int:
         """Of a block."""
+        if has_warpgroups:
+            return self.rows * 2
         return 256 if element == 0 or self.rows * self.features > 128 * 64 else 128
 
 
@@ -255,8 +260,10 @@ def _convolve(call: _Call) -> None:
     is_whole = call.is_whole(features)
     sizes = [np.int32(size) for size in (rows, call.x.shape[-1], call.depth, features, total, plan.steps, is_whole)]
     arguments = (call.x, call.weight, call.y, *joined, *call.following, *sizes, *call.geometry())
-    program = _tiles(call.element, plan.tile, call.copied(), spatial)
-    threads, shared = plan.tile.threads(call.element), plan.tile.shared_bytes(spatial)
+    has_warpgroups = itemsize == 2 and gpu.arch == _WARPGROUPS_ARCH
+    has_windows = math.prod(call.windows.kernel) > 1
+    program = _tiles(call.element, plan.tile, call.copied(), spatial, has_windows, has_warpgroups)
+    threads, shared = plan.tile.threads(call.element, has_warpgroups), plan.tile.shared_bytes(spatial, plan.steps)
     gpu.launch(program, "convolve", (blocks, plan.splits), threads, arguments, shared)
 
 
@@ -290,9 +297,12 @@ def _convolve_groups(call: _Call) -> None:
     gpu.launch(_direct(call.element), "grouped", blocks, _THREADS, (*arguments, *numbers))
 
 
-def _tiles(element: int, tile: Tile, copied: int, spatial: int) -> Program:
+def _tiles(element: int, tile: Tile, copied: int, spatial: int, has_windows: bool, has_warpgroups: bool) -> Program:
     sizes: dict[str, Any] = {"ROWS": tile.rows, "FEATURES": tile.features, "COPIED": copied, "SPATIAL": spatial}
-    return Program.file("convolution_tiles.cu", ELEMENT=element, **sizes)
+    kind: dict[str, Any] = {"ELEMENT": element, "WINDOWS": int(has_windows)}
+    if has_warpgroups:
+        return Program.file("convolution_tiles.cu", "a", WARPGROUPS=1, **kind, **sizes)
+    return Program.file("convolution_tiles.cu", **kind, **sizes)
 
 
 def _direct(element: int) -> Program:
@@ -304,8 +314,10 @@ def all_programs() -> Iterator[Program]:
     for element in (0, 1, 2):
         yield _direct(element)
     for tile in TILES:
-        yield _tiles(0, tile, 4, 2)
-        yield _tiles(1, tile, 8, 2)
-    yield _tiles(2, TILES[1], 8, 2)
-    yield _tiles(1, TILES[3], 4, 3)
-    yield _tiles(0, TILES[3], 1, 2)
+        yield _tiles(0, tile, 4, 2, True, False)
+        yield _tiles(1, tile, 8, 2, True, False)
+        yield _tiles(1, tile, 8, 2, False, True)
+    yield _tiles(2, TILES[1], 8, 2, False, False)
+    yield _tiles(2, TILES[2], 8, 2, True, True)
+    yield _tiles(1, TILES[3], 4, 3, True, True)
+    yield _tiles(0, TILES[3], 1, 2, True, False)

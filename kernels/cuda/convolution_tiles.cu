@@ -1,6 +1,7 @@
 // Convolutions with channels last as matrix products, by tensor cores, or of float32 by plain arithmetic.
 //
-// What is shared, and what is defined by who compiles: see convolution_tiles.cuh.
+// What is shared, and what is defined by who compiles: see convolution_tiles.cuh. Defined beside:
+//   WARPGROUPS   1: products of four warps each, for sm_90a
 
 #ifndef ROWS
 #define ROWS 128
@@ -11,12 +12,23 @@
 #ifndef ELEMENT
 #define ELEMENT 1
 #endif
+#ifndef WARPGROUPS
+#define WARPGROUPS 0
+#endif
 
+#if WARPGROUPS
+constexpr int THREADS = ROWS * 2;
+#else
 constexpr int THREADS = ELEMENT == 0 || ROWS * FEATURES > 128 * 64 ? 256 : 128;
+#endif
 constexpr int STAGES = ROWS * FEATURES > 64 * 64 ? 3 : 4;
-constexpr int BLOCKS = ELEMENT == 0 || ROWS * FEATURES > 128 * 64 ? 2 : 3;  // of a multiprocessor, at the same time
+// Blocks of a multiprocessor, at the same time.
+constexpr int BLOCKS = ELEMENT == 0 || ROWS * FEATURES > 128 * 64 || WARPGROUPS && ROWS > 64 ? 2 : 3;
 
 #include "convolution_tiles.cuh"
+#if WARPGROUPS
+#include "warpgroups.cuh"
+#endif
 
 #if ELEMENT == 0
 
@@ -54,6 +66,41 @@ struct Sums {
     for (int i = 0; i < DOWN; ++i)
 #pragma unroll
       for (int j = 0; j < ACROSS; ++j) to[16 * i * SUM_STRIDE + 16 * j] = of[i][j];
+  }
+};
+
+#elif WARPGROUPS
+
+// Sums of a warpgroup, of 64 rows: as fragments of m16n8k16, those of a warp under those of the warp before.
+struct Sums {
+  float of[FEATURES / 8][4] = {};
+
+  // The products of a step are under way until they are waited for.
+  __device__ __forceinline__ void add(const Element* tile) {
+    const Element* left = tile + uniform(threadIdx.x / GROUP) * 64 * DEPTH;
+    const Element* right = tile + ROWS * DEPTH;
+    begin_products();
+#pragma unroll
+    for (int at = 0; at < DEPTH; at += 16) multiply<0, 0>(of, described(left + at, 0), described(right + at, 0), true);
+    commit_products();
+  }
+
+  __device__ __forceinline__ void wait() {
+    wait_for_products<0>();
+    hold(of);
+  }
+
+  __device__ __forceinline__ void leave(float* to) const {
+    const int lane = threadIdx.x % 32;
+    to += (threadIdx.x / 32 * 16 + lane / 4) * SUM_STRIDE + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < FEATURES / 8; ++j)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float* at = to + 8 * half * SUM_STRIDE + 8 * j;
+        at[0] = of[j][2 * half];
+        at[1] = of[j][2 * half + 1];
+      }
   }
 };
 
@@ -116,9 +163,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     convolve(const Element* __restrict__ x, const Element* __restrict__ w, Element* __restrict__ y,
              float* __restrict__ parts, unsigned* arrived, FOLLOWING, int rows, int channels, int depth, int features, int total, int steps,
              int is_whole, GEOMETRY) {
-  extern __shared__ __align__(128) unsigned char shared[];
-  Element* stages = reinterpret_cast<Element*>(shared);
-  Begin* begins = reinterpret_cast<Begin*>(shared + BEGINS);
+  extern __shared__ __align__(1024) unsigned char shared[];
+  Begin* begins = reinterpret_cast<Begin*>(shared);
+  Element* stages = reinterpret_cast<Element*>(shared + BEGINS);
   const Sizes sizes = {rows, channels, depth, features, total};
   const int tiles_across = (features + FEATURES - 1) / FEATURES, across = total / features * tiles_across;
   const int tile = blockIdx.x % across, group = tile / tiles_across;
@@ -139,16 +186,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   int stage = 0, next = STAGES - 1;
   for (int step = 0; step < count; ++step) {
     wait_for_copies_but<STAGES - 2>();
+#if WARPGROUPS
+    show_to_products();
+    sums.wait();
+#endif
     __syncthreads();  // the step's tiles are there, and nobody reads those before any more
+#if WARPGROUPS
+    sums.add(stages + stage * STAGE);
+#endif
     if (step + STAGES - 1 < count) copier.copy(stages + next * STAGE);
     end_copies();
+#if !WARPGROUPS
     sums.add(stages + stage * STAGE);
+#endif
     stage = stage + 1 < STAGES ? stage + 1 : 0;
     next = next + 1 < STAGES ? next + 1 : 0;
   }
   wait_for_copies();
+#if WARPGROUPS
+  sums.wait();
+#endif
   __syncthreads();
-  float* left = reinterpret_cast<float*>(shared);
+  float* left = reinterpret_cast<float*>(stages);
   sums.leave(left);
   __syncthreads();
   if (gridDim.y > 1 && !join_parts(left, parts, arrived, reinterpret_cast<int*>(begins))) return;

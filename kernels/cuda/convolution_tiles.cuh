@@ -11,6 +11,7 @@
 // Defined by who compiles:
 //   ROWS, FEATURES   of a block: 64 or 128
 //   COPIED           elements that are copied at once, as many as always lie one after the other: 16, 8 or 4 bytes
+//   WINDOWS          1: windows have several places, and share what they read
 //   SPATIAL          dims of images: 2, or 3
 
 #include "channels_last.cuh"
@@ -25,6 +26,9 @@
 #ifndef COPIED
 #define COPIED (16 / sizeof(Element))
 #endif
+#ifndef WINDOWS
+#define WINDOWS 1
+#endif
 #ifndef SPATIAL
 #define SPATIAL 2
 #endif
@@ -33,10 +37,6 @@ constexpr int DEPTH = 128 / sizeof(Element);  // of a step
 constexpr int COLUMNS = DEPTH / COPIED;       // copies of a row
 constexpr int STAGE = (ROWS + FEATURES) * DEPTH;
 constexpr int SUM_STRIDE = FEATURES + 8;
-constexpr int STAGED_BYTES = STAGES * STAGE * sizeof(Element);
-constexpr int SUMMED_BYTES = ROWS * SUM_STRIDE * 4;
-constexpr int BEGINS = STAGED_BYTES > SUMMED_BYTES ? STAGED_BYTES : SUMMED_BYTES;  // bytes before where windows begin
-
 // Sizes of what is multiplied.
 struct Sizes {
   int rows;      // places of the result in all images
@@ -46,105 +46,132 @@ struct Sizes {
   int total;     // features of all groups
 };
 
-// Where a window begins: in elements of x, and among its rows (high half) and columns (low half), planes.
+// Where a window begins, in elements of x, and which of its rows (from bit 16 on) and columns lie in x; and planes.
 struct Begin {
-  int offset, at;
+  int offset;
+  unsigned inside;
 #if SPATIAL == 3
-  int plane, unused;
+  unsigned planes, unused;
 #endif
 };
+constexpr int BEGINS = (ROWS * sizeof(Begin) + 1023) / 1024 * 1024;  // bytes, in front of the tiles
 
 // Where an element of a tile lies.
 __device__ __forceinline__ int swapped(int row, int element) {
   return row * DEPTH + ((element / WIDTH ^ row % 8) * WIDTH | element % WIDTH);
 }
 
-template <int COUNT>
+// Start a copy to a tile; of what windows share through the cache of the multiprocessor.
+template <bool IS_SHARED>
 __device__ __forceinline__ void copy_elements(Element* to, const Element* from, bool is_given) {
-  if constexpr (COUNT * sizeof(Element) == 16)
+  if constexpr (COPIED * sizeof(Element) == 16 && !IS_SHARED)
     copy_async(to, from, is_given);
   else
-    copy_few_async<COUNT * sizeof(Element)>(to, from, is_given);
+    copy_few_async<COPIED * sizeof(Element)>(to, from, is_given);
 }
 
-// Copies the chunks of one column of each tile, step by step.
+// Copies the chunks of one column of each tile, step by step. Where a step is of one element of the window, all of them
+// follow each other before other channels do: what neighbours share is still in the cache then.
 class Copier {
  public:
   __device__ __forceinline__ Copier(const Element* x, const Element* w, const Begin* begins, const Sizes& sizes,
                                     int first_feature, int step, GEOMETRY)
-      : x_(x), w_(w), begins_(begins), n0_(n0), n1_(n1), n2_(n2), k0_(k0), k1_(k1), k2_(k2), d0_(d0), d1_(d1), d2_(d2),
-        channels_(sizes.channels), depth_(sizes.depth), length_(k0 * k1 * k2 * sizes.depth),
-        left_(sizes.features - first_feature), whole_(DEPTH / sizes.depth), rest_(DEPTH % sizes.depth) {
-    at_ = step * DEPTH + column() * COPIED;
-    int place = at_ / depth_;
-    channel_ = at_ % depth_;
+      : x_(x), w_(w), begins_(begins), k0_(k0), k1_(k1), k2_(k2), plane_(d0 * n1 * n2 * sizes.channels),
+        line_(d1 * n2 * sizes.channels), pixel_(d2 * sizes.channels), depth_(sizes.depth),
+        length_(k0 * k1 * k2 * sizes.depth), left_(sizes.features - first_feature - first_row()),
+        whole_(sizes.depth % DEPTH == 0 ? 0 : DEPTH / sizes.depth),
+        rest_(sizes.depth % DEPTH == 0 ? 0 : DEPTH % sizes.depth) {
+    w_ += (first_feature + first_row()) * length_;
+    int place;
+    if (is_by_element()) {
+      const int window = k0 * k1 * k2;
+      place = step % window;
+      channel_ = step / window * DEPTH + column();
+    } else {
+      const int at = step * DEPTH + column();
+      place = at / depth_;
+      channel_ = at % depth_;
+    }
     c_ = place % k2_;
     b_ = place / k2_ % k1_;
     a_ = place / k2_ / k1_;
-    w_ += first_feature * length_;
+    if constexpr (IS_HELD) {
+#pragma unroll
+      for (int pass = 0; pass < X_PASSES; ++pass) held_[pass] = begins_[first_row() + pass * AT_ONCE];
+    }
   }
 
   // Start the copies of a step, and go to the next.
   __device__ __forceinline__ void copy(Element* tile) {
-    const int down = b_ * d1_, across = c_ * d2_;
-    const int offset = ((a_ * d0_ * n1_ + down) * n2_ + across) * channels_ + channel_;
-    const bool is_any = at_ < length_;
+    const bool is_any = a_ < k0_ && channel_ < depth_;
+    const unsigned needed = is_any ? 0x10000u << b_ | 1u << c_ : 0xffffffffu;  // of what lies inside; not all ever do
+    const Element* from = x_ + a_ * plane_ + b_ * line_ + c_ * pixel_ + channel_;
 #pragma unroll
-    for (int pass = 0; pass < ROWS / AT_ONCE; ++pass) {
+    for (int pass = 0; pass < X_PASSES; ++pass) {
       const int row = first_row() + pass * AT_ONCE;
-      const Begin begin = begins_[row];
-      const unsigned y = (begin.at >> 16) + down, z = static_cast<short>(begin.at) + across;
-      bool is_given = is_any && y < n1_ && z < n2_;
+      const Begin begin = IS_HELD ? held_[IS_HELD ? pass : 0] : begins_[row];
+      bool is_given = (begin.inside & needed) == needed;
 #if SPATIAL == 3
-      is_given = is_given && static_cast<unsigned>(begin.plane + a_ * d0_) < n0_;
+      is_given = is_given && (begin.planes >> a_ & 1);
 #endif
-      copy_elements<COPIED>(tile + swapped(row, column() * COPIED), x_ + (is_given ? begin.offset + offset : 0), is_given);
+      copy_elements<WINDOWS>(tile + swapped(row, column()), from + begin.offset, is_given);
     }
     tile += ROWS * DEPTH;
+    from = w_ + ((a_ * k1_ + b_) * k2_ + c_) * depth_ + channel_;
 #pragma unroll
-    for (int pass = 0; pass < FEATURES / AT_ONCE; ++pass) {
-      const int row = first_row() + pass * AT_ONCE;
-      const bool is_given = is_any && row < left_;
-      copy_elements<COPIED>(tile + swapped(row, column() * COPIED), w_ + (is_given ? row * length_ + at_ : 0), is_given);
+    for (int pass = 0; pass < W_PASSES; ++pass) {
+      const bool is_given = is_any && pass * AT_ONCE < left_;
+      copy_elements<false>(tile + swapped(first_row() + pass * AT_ONCE, column()), from, is_given);
+      from += AT_ONCE * length_;
     }
     go_on();
   }
 
  private:
-  static constexpr int AT_ONCE = THREADS / COLUMNS;
-  static __device__ __forceinline__ int column() { return threadIdx.x % COLUMNS; }
+  static constexpr int AT_ONCE = THREADS / COLUMNS, X_PASSES = ROWS / AT_ONCE, W_PASSES = FEATURES / AT_ONCE;
+  static constexpr bool IS_HELD = X_PASSES <= 8;
+  static __device__ __forceinline__ int column() { return threadIdx.x % COLUMNS * COPIED; }
   static __device__ __forceinline__ int first_row() { return threadIdx.x / COLUMNS; }
+  // Whether a step is of channels of one element of the window.
+  __device__ __forceinline__ bool is_by_element() const { return whole_ + rest_ == 0; }
 
   __device__ __forceinline__ void go_on() {
-    at_ += DEPTH;
     channel_ += rest_;
-    c_ += whole_;
-    if (channel_ >= depth_) channel_ -= depth_, ++c_;
+    c_ += is_by_element() ? 1 : whole_;
+    if (!is_by_element() && channel_ >= depth_) channel_ -= depth_, ++c_;
     while (c_ >= k2_) c_ -= k2_, ++b_;
     while (b_ >= k1_) b_ -= k1_, ++a_;
+    if (is_by_element() && a_ == k0_) a_ = 0, channel_ += DEPTH;
   }
 
   const Element *x_, *w_;
   const Begin* begins_;
-  unsigned n0_, n1_, n2_;
-  int k0_, k1_, k2_, d0_, d1_, d2_, channels_, depth_, length_, left_, whole_, rest_;
-  int at_, channel_, a_, b_, c_;
+  int k0_, k1_, k2_, plane_, line_, pixel_, depth_, length_, left_, whole_, rest_;
+  int channel_, a_, b_, c_;
+  Begin held_[IS_HELD ? X_PASSES : 1];
 };
+
+// Which of the elements of a window that begins at a place lie among `size`.
+__device__ __forceinline__ unsigned inside(int begin, int step, int count, int size) {
+  unsigned found = 0;
+  for (int i = 0; i < count; ++i)
+    if (static_cast<unsigned>(begin + i * step) < static_cast<unsigned>(size)) found |= 1u << i;
+  return found;
+}
 
 // Note where the windows of the block's places begin.
 __device__ __forceinline__ void note_begins(Begin* begins, int first, const Sizes& sizes, GEOMETRY) {
   for (int row = threadIdx.x; row < ROWS; row += THREADS) {
     Begin begin = {};
-    begin.at = 0x8000 << 16;  // a row that is never there
     int place = first + row;
     if (place < sizes.rows) {
       const int z = place % o2 * s2 - p2, y = place / o2 % o1 * s1 - p1;
       place = place / o2 / o1;
       const int plane = place % o0 * s0 - p0;
       begin.offset = (((place / o0 * n0 + plane) * n1 + y) * n2 + z) * sizes.channels;
-      begin.at = y << 16 | (z & 0xffff);
+      begin.inside = inside(y, d1, k1, n1) << 16 | inside(z, d2, k2, n2);
 #if SPATIAL == 3
-      begin.plane = plane;
+      begin.planes = inside(plane, d0, k0, n0);
 #endif
     }
     begins[row] = begin;

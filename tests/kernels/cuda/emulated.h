@@ -38,7 +38,7 @@ struct Dim3 {
 };
 static Dim3 threadIdx, blockIdx, blockDim, gridDim;
 constexpr int MOST_SHARED_BYTES = 256 * 1024;
-alignas(128) unsigned char shared[MOST_SHARED_BYTES];
+alignas(1024) unsigned char shared[MOST_SHARED_BYTES];
 
 static void fail(const char* what) {
   std::fprintf(stderr, "%s: block %d %d %d\n", what, blockIdx.x, blockIdx.y, blockIdx.z);
@@ -54,6 +54,13 @@ struct Copy {
   int group;
   int bytes;
 };
+struct Product {  // of a warpgroup: rows of a in registers, or in shared memory as b is; see warpgroups.cuh
+  float* sums;
+  int columns;
+  bool adds, is_held, is_a_down, is_b_down;
+  unsigned held[4];
+  unsigned long long a, b;
+};
 struct Fiber {
   ucontext_t context;
   std::vector<char> stack;
@@ -61,13 +68,15 @@ struct Fiber {
   std::vector<Copy> copies;
   int group = 0;  // of the next copy
   unsigned given[8] = {};  // what the lane gives to its warp
+  std::vector<Product> products;
+  std::vector<size_t> groups;  // how many products there were at each commit
 };
 static std::vector<Fiber> fibers;
 static std::deque<int> ready;
 static ucontext_t scheduler;
 static int current;
 static std::function<void()> body;
-static std::vector<std::vector<int>> waiting;  // at the barrier of each warp, and at last of the block
+static std::vector<std::vector<int>> waiting;  // at the barrier of each warp, of the block, and of each warpgroup
 
 static void leave() { swapcontext(&fibers[current].context, &scheduler); }
 
@@ -96,7 +105,7 @@ inline void __syncwarp() { meet(warp(), 32); }
 static void run_block() {
   int count = threads_of_block();
   fibers.resize(count);
-  waiting.assign(count / 32 + 1, {});
+  waiting.assign(count / 32 + 1 + count / 128, {});
   for (int i = 0; i < count; ++i) {
     auto& fiber = fibers[i];
     if (fiber.stack.empty()) fiber.stack.resize(256 * 1024);
@@ -118,6 +127,7 @@ static void run_block() {
   for (auto& fiber : fibers) {
     if (!fiber.is_done) fail("threads wait for others that have ended");
     if (!fiber.copies.empty()) fail("copies that nobody waits for");
+    if (!fiber.products.empty()) fail("products that nobody waits for");
   }
 }
 
@@ -169,6 +179,14 @@ inline float __shfl_sync(unsigned, float value, int lane) {
   fibers[current].given[0] = value_bits(value);
   __syncwarp();
   float found = bits_value(fibers[warp() * 32 + lane].given[0]);
+  __syncwarp();
+  return found;
+}
+
+inline int __shfl_sync(unsigned, int value, int from) {
+  fibers[current].given[0] = value;
+  __syncwarp();
+  int found = fibers[warp() * 32 + from].given[0];
   __syncwarp();
   return found;
 }
@@ -232,15 +250,19 @@ inline void prefetch(const void* address) {
   read = *static_cast<const unsigned char*>(address);
 }
 inline void copy_once(void* to, const void* from, bool is_given) { copy_async(to, from, is_given); }
+static void perform(const Copy& copy) {
+  if (copy.is_given)
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  else
+    std::memset(copy.to, 0, copy.bytes);
+}
 static void wait_for_groups(int behind) {
   std::vector<Copy> left;
   for (auto& copy : fibers[current].copies) {
     if (copy.group >= behind)
       left.push_back(copy);
-    else if (copy.is_given)
-      std::memcpy(copy.to, copy.from, copy.bytes);
     else
-      std::memset(copy.to, 0, copy.bytes);
+      perform(copy);
   }
   fibers[current].copies = left;
 }
@@ -295,4 +317,117 @@ static void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0, 
     sums[i] = static_cast<float>(sum);
   }
   __syncwarp();
+}
+
+// -- barriers in shared memory, and products of warpgroups -------------------------------------------------------------
+
+// A barrier: the number of its phase, and how many arrive in each, and have yet to in this one. Arrivals with copies
+// happen when somebody waits for them.
+struct Counts {
+  unsigned phase;
+  unsigned short all, missing;
+};
+static_assert(sizeof(Counts) == 8);
+struct Arrival {
+  void* barrier;
+  std::vector<Copy> copies;
+};
+static std::vector<Arrival> arrivals;
+
+inline void begin_barrier(unsigned long long* barrier, int count) {
+  auto all = static_cast<unsigned short>(count);
+  *reinterpret_cast<Counts*>(barrier) = {0, all, all};
+}
+static void arrive(void* barrier) {
+  auto& counts = *static_cast<Counts*>(barrier);
+  if (--counts.missing == 0) ++counts.phase, counts.missing = counts.all;
+}
+inline void arrive_with_copies(unsigned long long* barrier) {
+  arrivals.push_back({barrier, {}});
+  std::swap(arrivals.back().copies, fibers[current].copies);
+}
+inline void wait_for(unsigned long long* barrier, int parity) {
+  auto& counts = *reinterpret_cast<Counts*>(barrier);
+  for (int turn = 0; counts.phase % 2 == static_cast<unsigned>(parity); ++turn) {
+    if (turn == 100'000) fail("a barrier that is never reached");
+    for (size_t place = 0; place < arrivals.size();) {
+      if (arrivals[place].barrier == barrier) {
+        for (auto& copy : arrivals[place].copies) perform(copy);
+        arrivals.erase(arrivals.begin() + place);
+        arrive(barrier);
+      } else {
+        ++place;
+      }
+    }
+    ready.push_back(current);
+    leave();
+  }
+  __syncwarp();
+}
+
+inline unsigned shared_place(const void* address) {
+  return static_cast<unsigned>(static_cast<const unsigned char*>(address) - shared);
+}
+inline int uniform(int number) {
+  if (__shfl_sync(0xffffffffu, number, 0) != number) fail("a number that differs in a warp");
+  return number;
+}
+inline void meet_group(int group) { meet(threads_of_block() / 32 + 1 + group, 128); }
+inline void show_to_products() {}
+inline void begin_products() {}
+template <int COUNT>
+inline void hold(float (&)[COUNT][4]) {}
+inline void commit_products() { fibers[current].groups.push_back(fibers[current].products.size()); }
+
+// An element of a tile, by a descriptor: its place among rows or columns of the result, and in what is summed over.
+static float described_value(unsigned long long descriptor, bool is_down, int place, int k) {
+  if (descriptor >> 62 != 1) fail("a descriptor of other rows than of 128 bytes");
+  auto field = [&](int bit) { return static_cast<unsigned>(descriptor >> bit & 0x3fff) << 4; };
+  int row = is_down ? k : place, column = is_down ? place : k;
+  unsigned at = field(0) + row / 8 * field(32) + row % 8 * 128 + column % 64 * 2;
+  if (is_down) at += column / 64 * field(16);
+  at ^= (at >> 7 & 7) << 4;
+  unsigned short bits;
+  std::memcpy(&bits, shared + at, 2);
+  return part_value(bits, 0);
+}
+
+// m64nNk16 as late as it may be done. Sums: as those of m16n8k16, 8 columns by 8 columns, 16 rows of each warp.
+template <int PENDING>
+inline void wait_for_products() {
+  const int group = current / 128;
+  auto& own = fibers[current];
+  const size_t ended = own.groups.size() > PENDING ? own.groups[own.groups.size() - PENDING - 1] : 0;
+  meet_group(group);
+  for (size_t place = 0; place < ended; ++place) {
+    const Product& product = own.products[place];
+    const int lane = current % 32, rows = current % 128 / 32 * 16;
+    float a[2][16];
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 16; ++k) {
+        const Product& given = fibers[current / 4 * 4 + k % 8 / 2].products[place];
+        a[half][k] = product.is_held ? part_value(given.held[half + k / 8 * 2], k % 2)
+                                     : described_value(product.a, product.is_a_down, rows + half * 8 + lane / 4, k);
+      }
+    for (int n = 0; n < product.columns / 8; ++n)
+      for (int i = 0; i < 4; ++i) {
+        double sum = product.adds ? product.sums[4 * n + i] : 0.0;
+        for (int k = 0; k < 16; ++k)
+          sum += static_cast<double>(a[i / 2][k]) *
+                 described_value(product.b, product.is_b_down, n * 8 + lane % 4 * 2 + i % 2, k);
+        product.sums[4 * n + i] = static_cast<float>(sum);
+      }
+  }
+  meet_group(group);
+  own.products.erase(own.products.begin(), own.products.begin() + ended);
+  own.groups.erase(own.groups.begin(), own.groups.end() - (own.groups.size() > PENDING ? PENDING : own.groups.size()));
+  for (auto& count : own.groups) count -= ended;
+}
+template <int A_DOWN, int B_DOWN, int COUNT>
+inline void multiply(float (&sums)[COUNT][4], unsigned long long a, unsigned long long b, bool adds) {
+  fibers[current].products.push_back({sums[0], COUNT * 8, adds, false, A_DOWN != 0, B_DOWN != 0, {}, a, b});
+}
+template <int B_DOWN, int COUNT>
+inline void multiply(float (&sums)[COUNT][4], const unsigned (&a)[4], unsigned long long b) {
+  fibers[current].products.push_back({sums[0], COUNT * 8, true, true, false, B_DOWN != 0, {a[0], a[1], a[2], a[3]}, 0, b});
 }

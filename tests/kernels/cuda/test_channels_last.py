@@ -44,11 +44,11 @@ def test_cases(folder: Path, case: Case, dtype: str) -> None:
 
 @NEEDS_COMPILER
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize(("dtype", "arch"), [("bf16", 80), ("bf16", 90), ("f32", 90)])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("splits", [1, 3])
 def test_each_tile(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tile: channels_last.Tile, splits: int, dtype: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tile: channels_last.Tile, splits: int, dtype: str, arch: int
 ) -> None:
     def plan(*_: Any) -> channels_last.Plan:
         steps = -(-9 * 40 * (4 if dtype == "f32" else 2) // 128)
@@ -56,6 +56,7 @@ def test_each_tile(
 
     monkeypatch.setattr(channels_last, "plan_of", plan)
     gpu = EmulatedGpu(folder, is_backwards=splits > 1)
+    gpu.arch = arch
     check(gpu, Case((2, 9, 10, 40), (136, 3, 3, 40), padded(1, 1, 1, 1, activation="Relu")), dtype)
     check(gpu, Case((1, 5, 6, 40), (67, 3, 3, 40), padded(1, 1, 1, 1)), dtype)
     assert gpu.launched == ["convolve"] * 2
