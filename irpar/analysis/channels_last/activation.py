@@ -1,6 +1,6 @@
 """What follows on the sums of a convolution, or on what is standardised, if nothing else reads these."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,3 +97,13 @@ def _bounds(node: Node) -> dict[str, float] | None:
         elif value is not None:
             return None
     return found
+
+
+def numbers_beside(node: Node, value: Value, dims: Sequence[int]) -> Value | None:
+    """The other operand of a node, if it is a number for each channel, which dims behind the batch are."""
+    (other,) = (one for one in node.inputs if one is not value)
+    rank = len(value.shape)
+    if not other.is_static or other.dtype is not value.dtype or len(other.shape) > rank:
+        return None
+    aligned = (*(1 for _ in range(rank - len(other.shape))), *other.shape)
+    return other if aligned == (1, *dims, *(1 for _ in range(rank - 1 - len(dims)))) else None

@@ -16,7 +16,7 @@ from irpar.ops.facts import (
     text_attribute,
 )
 
-from .activation import Activation, activation_of, reader
+from .activation import Activation, activation_of, numbers_beside, reader
 from .layout import last
 from .units import LAUNCH_BYTES, Unit, image, moved
 from .writer import Writer
@@ -34,6 +34,7 @@ class Convolution:
         node: the Conv.
         windows: its windows.
         norm: a BatchNormalization whose numbers are known.
+        shift, bias: an Add of numbers of features, and these; or the Conv's own.
         addition, residual: an Add, and what is added.
         activation: what follows.
     """
@@ -41,6 +42,8 @@ class Convolution:
     node: Node
     windows: Windows
     norm: Node | None
+    shift: Node | None
+    bias: Value | None
     addition: Node | None
     residual: Value | None
     activation: Activation
@@ -48,7 +51,7 @@ class Convolution:
     @property
     def members(self) -> tuple[Node, ...]:
         """All of these nodes, in order."""
-        found = (self.node, self.norm, self.addition, *self.activation.nodes)
+        found = (self.node, self.norm, self.shift, self.addition, *self.activation.nodes)
         return tuple(node for node in found if node is not None)
 
     @property
@@ -92,7 +95,8 @@ class Convolution:
 
     def write(self, w: Writer) -> list[Value]:
         """One node with channels last."""
-        x, weight, bias = needed(self.node, 0), w.last(needed(self.node, 1)), operand(self.node, 2)
+        x, weight = needed(self.node, 0), w.last(needed(self.node, 1))
+        bias = None if self.bias is None else w.row(self.bias, weight.shape[0])
         if self.norm is not None:
             weight, bias = _normalised(w, self.norm, weight, bias)
         operands = [w.last(x), weight, bias, None if self.residual is None else w.last(self.residual)]
@@ -157,9 +161,14 @@ def convolution(node: Node, stretch: Stretch) -> Unit:
     end = node.result
     norm = _norm(node, end, stretch)
     end = end if norm is None else norm.result
+    shift = reader(end, stretch, "Add") if norm is None and bias is None else None
+    row = None if shift is None else numbers_beside(shift, end, result.static_shape[1:2])
+    shift, bias = (None, bias) if row is None else (shift, row)
+    end = end if shift is None else shift.result
     addition, residual = _addition(end, stretch)
     end = end if addition is None else addition.result
-    found = Convolution(node, windows_of(node, kernel), norm, addition, residual, activation_of(end, stretch))
+    windows, following = windows_of(node, kernel), activation_of(end, stretch)
+    found = Convolution(node, windows, norm, shift, bias, addition, residual, following)
     read = [needed(node, 0)] if residual is None else [needed(node, 0), residual]
     turned = 0 if needed(node, 1).is_constant else 2 * moved(needed(node, 1)) + LAUNCH_BYTES
     return Unit(found.members, tuple(read), (found.result,), found.write, found.saved() - turned)

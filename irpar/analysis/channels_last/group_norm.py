@@ -1,6 +1,6 @@
 """Normalisations of groups of channels, as an operator or as exporters write it, with an activation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -10,7 +10,7 @@ from irpar.analysis.kernel_fusion import Stretch
 from irpar.ir import DOMAIN, Node, Value
 from irpar.ops.facts import CannotTellError, float_attribute, int_attribute, needed, replicated_data
 
-from .activation import Activation, activation_of, reader
+from .activation import Activation, activation_of, numbers_beside, reader
 from .convolution import FLOATS
 from .layout import last
 from .units import Unit, image
@@ -50,17 +50,13 @@ class GroupNorm:
     def _write(self, w: Writer) -> list[Value]:
         (*_, channels) = shape = last(self.x.shape)
         operands: list[Value | None] = [w.last(self.x)]
-        operands += [None if value is None else _row(w, value, channels) for value in (self.scale, self.bias)]
+        operands += [None if value is None else w.row(value, channels) for value in (self.scale, self.bias)]
         while operands[-1] is None:
             operands.pop()
         numbers: Mapping[str, object] = {"num_groups": self.groups, "epsilon": self.epsilon}
         attributes = {**numbers, **self.activation.attributes()}
         of, name = self.x.tensor_type.with_shape(shape), f"{self._members[-1].result.name}_last"
         return [w.typed("GroupNormChannelsLast", operands, attributes, of=of, name=name, domain=DOMAIN)]
-
-
-def _row(w: Writer, value: Value, channels: int) -> Value:
-    return value if value.shape == (channels,) else w.reshaped(value, (channels,), f"{value.name}_row")
 
 
 def group_norm(node: Node, stretch: Stretch) -> Unit:
@@ -101,7 +97,7 @@ def grouped_norm(node: Node, stretch: Stretch) -> Unit:
     nodes, found = [node, norm, back], {}
     for name in ("Mul", "Add"):
         joined = reader(nodes[-1].result, stretch, name)
-        other = None if joined is None else _beside(joined, nodes[-1].result, dims)
+        other = None if joined is None else numbers_beside(joined, nodes[-1].result, dims)
         if joined is not None and other is not None:
             nodes.append(joined)
             found[name] = other
@@ -118,13 +114,3 @@ def _are(value: Value, number: float) -> bool:
     """Whether all elements of a constant are a number."""
     data = replicated_data(value)
     return data is not None and bool((data.numpy().astype(np.float32) == number).all())
-
-
-def _beside(node: Node, value: Value, dims: Sequence[int]) -> Value | None:
-    """The other operand of a node, if it is a number for each channel, which dims behind the batch are."""
-    (other,) = (one for one in node.inputs if one is not value)
-    rank = len(value.shape)
-    if not other.is_static or other.dtype is not value.dtype or len(other.shape) > rank:
-        return None
-    aligned = (*(1 for _ in range(rank - len(other.shape))), *other.shape)
-    return other if aligned == (1, *dims, *(1 for _ in range(rank - 1 - len(dims)))) else None

@@ -76,6 +76,10 @@ class Writer(Builder):
         sizes = self.constant(np.asarray(shape, np.int64), "shape")
         return self.typed("Reshape", [value, sizes], of=value.tensor_type.with_shape(shape), name=name)
 
+    def row(self, value: Value, channels: int) -> Value:
+        """Numbers of channels, of any shape, as one dim."""
+        return value if value.shape == (channels,) else self.reshaped(value, (channels,), f"{value.name}_row")
+
     def cast(self, value: Value, dtype: DType) -> Value:
         """The value in another dtype."""
         if value.dtype is dtype:

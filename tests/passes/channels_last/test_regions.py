@@ -111,6 +111,22 @@ def test_what_is_read_with_channels_first_is_turned_back_once(rewritten: Any) ->
     assert "Conv(%" not in text
 
 
+@pytest.mark.parametrize("column", ["f32[8, 1, 1]", "f32[1, 8, 1, 1]"])
+def test_numbers_of_features_that_are_added_are_a_bias(rewritten: Any, column: str) -> None:
+    text = rewritten(
+        "channels-last",
+        graph(
+            f'%b = constant : {column} data("w.bin", 0, 32)',
+            conv("%a"),
+            f"%c = Add(%b, %a) : {IMAGE}",
+            f"%y = Add(%c, %x) : {IMAGE}",
+        ),
+    )
+    assert "%b_row = Reshape(%b, %shape) : f32[8]" in text
+    assert "irpar.ConvChannelsLast(%x_last, %w_last, %b_row, %x_last)" in text
+    assert "Add(" not in text
+
+
 GATES = [
     (("%s = Sigmoid(%a)", "%y = Mul(%a, %s)"), 'activation="Silu"'),
     (("%s = HardSigmoid(%a) {alpha=0.16666667, beta=0.5}", "%y = Mul(%s, %a)"), 'activation="HardSwish"'),
