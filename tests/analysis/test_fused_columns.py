@@ -45,6 +45,25 @@ def test_gradients_of_a_normalisation_are_two_kernels() -> None:
         np.testing.assert_allclose(found.astype(np.float64), right.astype(np.float64), rtol=4e-3, atol=4e-3)
 
 
+def test_numbers_of_rows_are_given_to_sums() -> None:
+    """The root mean square of a row, rather than what it divides."""
+    text = GRADIENTS.replace("%c = Sub(%f, %m)", "%c = Div(%f, %root)").replace(
+        "%f = Cast",
+        "%s = Mul(%x32, %x32) : ?\n        %ms = ReduceMean(%s, %last) {keepdims=1} : ?\n        "
+        "%root = Sqrt(%ms) : ?\n        %f = Cast",
+    )
+    text = text.replace("%last = constant : i64[1] [-1]\n        ", "").replace(
+        "%w = Cast", "%last = constant : i64[1] [-1]\n        %x32 = Cast(%x) {to=1} : ?\n        %w = Cast"
+    )
+    module, nodes = summed(text)
+    sums = next(node for node in nodes if "g" in {value.name for value in node.results})
+    assert {value.name for value in sums.inputs} == {"d", "x", "root"}
+    random = np.random.default_rng(0)
+    inputs = [random.standard_normal(value.shape).astype(value.dtype.numpy) for value in module.graph.inputs]
+    for found, right in zip(computed(module, inputs, nodes), computed(module, inputs), strict=True):
+        np.testing.assert_allclose(found.astype(np.float64), right.astype(np.float64), rtol=4e-3, atol=4e-3)
+
+
 def test_few_columns_and_sums_of_middle_dims_stay() -> None:
     for old, new in (("48]", "8]"), ("[0, 1]\n", "[1, 0]\n"), ("i64[2] [0, 1]", "i64[1] [1]")):
         _, nodes = summed(GRADIENTS.replace(old, new))

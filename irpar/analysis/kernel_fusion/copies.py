@@ -14,6 +14,8 @@ from .groups import Group
 
 MOST_STEPS = 10
 """Of what takes the place of one operand."""
+SMALL_SHARE = 16
+"""What an owner writes for that, as a number for each row, has no more than this part of the bytes."""
 
 
 @dataclass
@@ -49,13 +51,18 @@ def _steps_of(value: Value, owner: Group, group: Group) -> _Again | None:
     found = _Again()
     waiting = [value]
     while waiting:
-        node = waiting.pop().node
+        made = waiting.pop()
+        node = made.node
         assert node is not None
         if node in found.nodes or node in group.copied:
             continue
-        one = found.nodes[node] = computed[node]
+        one = computed[node]
         if not _is_cheap(one, value, group):
-            return None
+            if node not in owner.members or made.tensor_type.nbytes * SMALL_SHARE > value.tensor_type.nbytes:
+                return None
+            found.sources[made] = None
+            continue
+        found.nodes[node] = one
         for read in one.values():
             if read.node in computed and read not in written | known:
                 waiting.append(read)
