@@ -187,7 +187,26 @@ def test_models_are_written_with_their_operators() -> None:
             "%y = Softmax(%g) {axis=-1} : f32[64, 8]",
         )
     )
-    inputs = {"x": np.random.default_rng(0).normal(size=(64, 8)).astype("f4"), "b": np.arange(8, dtype="f4")}
+    _check_written(module)
+
+
+def test_sums_of_columns_are_written_with_their_operators() -> None:
+    module = parse_module(
+        graph(
+            "%axes = constant : i64[1] [0]",
+            "%e = Exp(%x) : f32[64, 40]",
+            "%s = ReduceSum(%e, %axes) {keepdims=0} : f32[40]",
+            "%y = Add(%s, %b) : f32[40]",
+            takes="%x: f32[64, 40], %b: f32[40]",
+        )
+    )
+    _check_written(module)
+
+
+def _check_written(module: irpar.Module) -> None:
+    """One kernel computes a graph, and is written as what it was made of."""
+    random = np.random.default_rng(0)
+    inputs = {value.name: random.normal(size=value.shape).astype("f4") for value in module.graph.inputs}
     expected = irpar.partition(parse_module(str(module)), "x=1").run(inputs, engine="numpy")["y"]
     PassManager.parse("fuse-kernels").run(module)
     assert [node.op_type for node in module.graph] == ["Fused"]
