@@ -290,13 +290,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   int* const is_last = reinterpret_cast<int*>(shared);
   float* const all = reinterpret_cast<float*>(shared) + 4;
   unsigned* const count = arrived + batch * gridDim.y + blockIdx.y;
-  __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) *is_last = atomicAdd(count, 1u) == static_cast<unsigned>(splits - 1);
+  if (threadIdx.x == 0) {
+    __threadfence();
+    *is_last = atomicAdd(count, 1u) == static_cast<unsigned>(splits - 1);
+    if (*is_last) *count = 0;
+    __threadfence();
+  }
   __syncthreads();
   if (!*is_last) return;
-  __threadfence();
-  if (threadIdx.x == 0) *count = 0;
 #pragma unroll 1
   for (int place = threadIdx.x; place < splits * ROWS * 2; place += THREADS) all[place] = __ldcg(states + 2 * at + place);
   __syncthreads();

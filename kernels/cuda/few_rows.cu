@@ -78,21 +78,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 number == 0 ? columns : number == 1 ? columns1 : columns2,
                 number == 0 ? w_row : number == 1 ? w1_row : w2_row, static_cast<Index>(place) * COLUMNS};
   };
-  const auto copy = [&](int step, int slot) {
-    if (step < end) {
-      const Tile at = tile_at(step / steps);
-      const Index row = static_cast<Index>(step % steps) * STEP + warp * DEEP, column = at.left + lane * WIDTH;
+  // The copies that begin next, and from where.
+  int ahead = begin, row;
+  Tile from;
+  const Element* source;
+  const auto aim = [&] {
+    from = tile_at(ahead / steps);
+    row = ahead % steps * STEP + warp * DEEP;
+    const Index column = from.left + lane * WIDTH;  // of what is behind the last nothing is written
+    source = from.w + row * from.w_row + (column < from.columns ? column : 0);
+  };
+  const auto copy = [&](int slot) {
+    if (ahead < end) {
+      Chunk* const to = chunks + slot * DEEP * THREADS;
+      if (row + DEEP <= depth) {
 #pragma unroll
-      for (int j = 0; j < DEEP; ++j) {
-        const bool is_given = row + j < depth && column < at.columns;
-        copy_once(chunks + (slot * DEEP + j) * THREADS, is_given ? at.w + (row + j) * at.w_row + column : x, is_given);
+        for (int j = 0; j < DEEP; ++j) copy_once(to + j * THREADS, source + j * from.w_row, true);
+      } else {
+#pragma unroll
+        for (int j = 0; j < DEEP; ++j)
+          copy_once(to + j * THREADS, row + j < depth ? source + j * from.w_row : x, row + j < depth);
       }
+      ++ahead;
+      row += STEP;
+      source += STEP * from.w_row;
+      if (row - warp * DEEP >= depth) aim();
     }
     end_copies();
   };
-  const auto number = [&](int step) {  // of x: that of row lane / DEEP at the warp's place lane % DEEP
-    const Index place = static_cast<Index>(step % steps) * STEP + warp * DEEP + lane % DEEP;
-    return lane < ROWS * DEEP && place < depth ? widened(x[lane / DEEP * x_row + place]) : 0.0f;
+  const Element* const numbers = x + lane / DEEP * x_row + warp * DEEP + lane % DEEP;
+  const auto number = [&](int in_tile) {  // of x: that of row lane / DEEP at the warp's place lane % DEEP
+    const int place = in_tile * STEP;
+    const bool is_given = lane < ROWS * DEEP && place + warp * DEEP + lane % DEEP < depth;
+    return is_given ? widened(numbers[place]) : 0.0f;
   };
 
   // What was before may still be at work while the first of w comes to the cache.
@@ -106,30 +124,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
   }
   wait_for_before();
+  aim();
 #pragma unroll 1
-  for (int i = 0; i < AHEAD; ++i) copy(begin + i, i);
-  float own[ROWS][WIDTH] = {}, following = number(begin);
+  for (int i = 0; i < AHEAD; ++i) copy(i);
+  int tile = begin / steps, in_tile = begin % steps;
+  float own[ROWS][WIDTH] = {}, following = number(in_tile);
 #if GATED
   float gates[ROWS] = {};
 #endif
+#pragma unroll 1
   for (int step = begin, slot = 0; step < end; ++step, slot = slot + 1 == AHEAD ? 0 : slot + 1) {
-    const float numbers = following;
-    if (step + 1 < end) following = number(step + 1);
+    const float current = following;
+    following = number(in_tile + 1 == steps ? 0 : in_tile + 1);
     wait_for_copies_but<AHEAD - 1>();
     Chunk taken[DEEP];
 #pragma unroll
     for (int j = 0; j < DEEP; ++j) taken[j] = chunks[(slot * DEEP + j) * THREADS];
-    copy(step + AHEAD, slot);
+    copy(slot);
 #pragma unroll
     for (int j = 0; j < DEEP; ++j)
 #pragma unroll
       for (int r = 0; r < ROWS; ++r) {
-        const float factor = __shfl_sync(0xffffffffu, numbers, r * DEEP + j);
+        const float factor = __shfl_sync(0xffffffffu, current, r * DEEP + j);
 #pragma unroll
         for (int c = 0; c < WIDTH; ++c) own[r][c] += factor * widened(taken[j].of[c]);
       }
-    const int tile = step / steps;
-    if (step + 1 < end && step + 1 < (tile + 1) * steps) continue;
+    if (++in_tile < steps && step + 1 < end) continue;
 
     // The end of what the block has of a tile: its warps meet.
 #pragma unroll
@@ -169,18 +189,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int r = 0; r < ROWS; ++r)
           parts[(static_cast<Index>(blockIdx.x + tile) * ROWS + r) * COLUMNS + place] = found[r];
       }
-      __threadfence();
       __syncthreads();
       // A block that has the end of the one and the beginning of the other counts twice.
       int awaited = last_of(before) - first_of(before);
       if (before < behind) awaited += last_of(behind) - first_of(behind) + 1;
-      if (threadIdx.x == 0) *is_last = atomicAdd(arrived + before, 1u) == static_cast<unsigned>(awaited);
+      if (threadIdx.x == 0) {
+        __threadfence();
+        *is_last = atomicAdd(arrived + before, 1u) == static_cast<unsigned>(awaited);
+        if (*is_last) arrived[before] = 0;
+        __threadfence();
+      }
       __syncthreads();
       is_done = *is_last;
-      if (is_done) {
-        __threadfence();
-        if (threadIdx.x == 0) arrived[before] = 0;
-      }
       const auto join = [&](int tile, float (&total)[ROWS]) {
         const int first = first_of(tile), last = last_of(tile);
         const float* from = parts + static_cast<Index>(first + tile) * (ROWS * COLUMNS) + place;
@@ -210,6 +230,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       }
     }
     __syncthreads();
+    ++tile;
+    in_tile = 0;
   }
 }
 
