@@ -138,10 +138,24 @@ def operators() -> Iterator[Operator]:
         yield _one("Conv", dtype, {"x": (16, 64, 56, 56), "w": (64, 64, 3, 3)}, pads=(1, 1, 1, 1))
         yield _one("Conv", dtype, {"x": (16, 256, 56, 56), "w": (64, 256, 1, 1)})
         yield _one("Conv", dtype, {"x": (16, 512, 7, 7), "w": (512, 512, 3, 3)}, pads=(1, 1, 1, 1))
+    for dtype in (HALF, FULL):
+        around = {"pads": (1, 1, 1, 1), "activation": "Relu"}
+        yield _last("ConvChannelsLast", dtype, {"x": (16, 56, 56, 64), "w": (64, 3, 3, 64)}, **around)
+        yield _last("ConvChannelsLast", dtype, {"x": (16, 7, 7, 512), "w": (512, 3, 3, 512)}, **around)
+    windows = {"kernel_shape": (3, 3), "strides": (2, 2), "pads": (1, 1, 1, 1)}
+    yield _last("PoolChannelsLast", HALF, {"x": (16, 112, 112, 64)}, mode="max", **windows)
+    yield _last("PoolChannelsLast", HALF, {"x": (16, 56, 56, 256)}, mode="average", kernel_shape=(56, 56))
+    rows = {"scale": (320,), "bias": (320,)}
+    yield _last("GroupNormChannelsLast", HALF, {"x": (8, 64, 64, 320), **rows}, num_groups=5, activation="Silu")
 
 
 def _one(op: str, dtype: str, inputs: Mapping[str, tuple[int, ...]], **attributes: Any) -> Operator:
     return Operator(op, [(op, tuple(inputs), ("y",), attributes)], inputs, dtype)
+
+
+def _last(op: str, dtype: str, inputs: Mapping[str, tuple[int, ...]], **attributes: Any) -> Operator:
+    """One of images with channels last, which engines put in the place of others."""
+    return Operator(op, [(op, tuple(inputs), ("y",), attributes)], inputs, dtype, domain="irpar")
 
 
 def _gelu(dtype: str) -> Operator:
