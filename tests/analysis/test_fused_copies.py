@@ -23,9 +23,9 @@ WIDENED = """
 """
 
 
-def kernels(of: str) -> tuple[Module, list[Node]]:
+def kernels(of: str, text: str = WIDENED) -> tuple[Module, list[Node]]:
     """A program whose last node reads a value, and writes over the state %g what it makes."""
-    module = parse_module(WIDENED.replace("WRITTEN", of))
+    module = parse_module(text.replace("WRITTEN", of))
     InferTypes().run(module)
     graph = module.graph
     over: dict[Value, Value] = {graph.outputs[2]: graph.inputs[3]} if of != "b" else {}
@@ -46,6 +46,13 @@ def test_kernels_read_what_is_narrower() -> None:
     inputs = [random.standard_normal(value.shape).astype(value.dtype.numpy) for value in module.graph.inputs]
     for found, right in zip(computed(module, inputs, nodes), computed(module, inputs), strict=True):
         np.testing.assert_allclose(found.astype(np.float64), right.astype(np.float64), rtol=1e-2, atol=1e-2)
+
+
+def test_what_takes_longer_than_reading_is_read() -> None:
+    _, nodes = kernels(
+        "b", WIDENED.replace("%f = Cast(%h) {to=1", "%e = Exp(%h) {| phase=forward} : ?\n        %f = Cast(%e) {to=1")
+    )
+    assert read(nodes[2]) == {"f", "g", "dy"}
 
 
 def test_a_state_is_read_again_only_before_it_is_written_over() -> None:

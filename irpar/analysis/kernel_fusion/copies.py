@@ -14,6 +14,8 @@ from .groups import Group
 
 MOST_STEPS = 10
 """Of what takes the place of one operand."""
+QUICK = frozenset({"Abs", "Add", "Cast", "Max", "Min", "Mul", "Neg", "Relu", "Sub", "Where"})
+"""Steps that take less time than reading the bytes does that they save."""
 SMALL_SHARE = 16
 """What an owner writes for that, as a number for each row, has no more than this part of the bytes."""
 
@@ -68,12 +70,19 @@ def _steps_of(value: Value, owner: Group, group: Group) -> _Again | None:
                 waiting.append(read)
             elif read not in known:
                 found.sources[read] = None
-    steps = sum(len(one.steps) for one in found.nodes.values())
+    return found if _is_less(found, value, owner, group) else None
+
+
+def _is_less(found: _Again, value: Value, owner: Group, group: Group) -> bool:
+    """Whether computing a value again takes less than reading it."""
+    steps = [step.op_type for one in found.nodes.values() for step in one.steps]
     # What is summed up at once is not written for that, if nothing else reads it.
-    is_alone = group.outer and all(user in group.members or user in owner.members for user in value.users)
+    is_alone = group.outer > 0 and all(user in group.members or user in owner.members for user in value.users)
+    if len(steps) > MOST_STEPS or (found.sources and not is_alone and not QUICK.issuperset(steps)):
+        return False
     most = value.tensor_type.nbytes * (2 if is_alone else 1)
-    is_less = sum(source.tensor_type.nbytes for source in found.sources) < most
-    return found if is_less and steps <= MOST_STEPS and all(_stays(source, group) for source in found.sources) else None
+    bytes_read = sum(source.tensor_type.nbytes for source in found.sources)
+    return bytes_read < most and all(_stays(source, group) for source in found.sources)
 
 
 def _is_cheap(one: Lowered, value: Value, group: Group) -> bool:
