@@ -367,7 +367,7 @@ class NcclGroup(WiredGroup):
         """Let the device end what it waits for; this does not wait for peers.
 
         CUDA waits for a graph to end before it lets it go, and NCCL for its graphs to be gone: so one begins to abort,
-        while the other lets go.
+        while the other lets go, and neither is waited for without a bound.
         """
         communicators = [*self._communicators.values()]
         self._communicators.clear()
@@ -379,16 +379,20 @@ class NcclGroup(WiredGroup):
         if not self._graphs:
             abort()
             return
-        thread = threading.Thread(target=abort, name="irpar-nccl-abort", daemon=True)
+        aborting, letting_go = (
+            threading.Thread(target=target, name="irpar-nccl-abort", daemon=True)
+            for target in (abort, self._let_graphs_go)
+        )
         try:
-            thread.start()
+            aborting.start()
         except RuntimeError:  # The interpreter ends, and nothing is under way.
             self._let_graphs_go()
             abort()
             return
-        thread.join(_ABORT_SECONDS)
-        self._let_graphs_go()
-        thread.join(_DESTROY_SECONDS)
+        aborting.join(_ABORT_SECONDS)
+        letting_go.start()
+        for thread in (letting_go, aborting):
+            thread.join(_DESTROY_SECONDS)
 
 
 class NcclDevices(ThreadGroup):
