@@ -95,10 +95,11 @@ class _CaseRun:
             lambda: [one.copy() for one in program.results(program()).values()]
         )
         program.wait()
-        self._subjects["irpar"] = Subject(program, program.wait)
         session = self._session()
         session()
         self._whole["irpar"] = session
+        # A step of training takes kilobytes from the host and gives the loss there: it is timed as users run it.
+        self._subjects["irpar"] = Subject(session if case.is_training else program, program.wait)
 
     def _first_results(self, run: Callable[[], list[Any]]) -> list[Any]:
         """The results of a run; of steps of training the losses of the first ones."""
