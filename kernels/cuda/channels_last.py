@@ -6,6 +6,7 @@ residual, an activation) is computed before the result is rounded, once.
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -228,22 +229,48 @@ def _with_even_channels(call: _Call, kept: Kept) -> _Call:
         call = call._replace(x=in_order(call.gpu, call.x))
         if call.copied():
             return call
-    padded = {1: 2, 2: 2, 3: 4}.get(call.depth, -(-call.depth // 8) * 8)
-    weight = kept.of(WEIGHT, "padded", lambda: _padded(call.gpu, call.weight, padded))
-    return call._replace(x=_padded(call.gpu, call.x, padded), weight=weight)
+    channels = {1: 2, 2: 2, 3: 4}.get(call.depth, -(-call.depth // 8) * 8)
+    together = _neighbours(call.windows, channels, call.x.itemsize)
+    lead = call.windows.pads[-1][0] % together
+    weight = kept.of(WEIGHT, "padded", lambda: _padded(call.gpu, call.weight, channels, together, 0))
+    x = _padded(call.gpu, call.x, channels, together, lead)
+    return call._replace(x=x, weight=weight, windows=_of_neighbours(call.windows, together, lead))
 
 
-def _padded(gpu: Gpu, x: Array, channels: int) -> Array:
-    """Images in order, with so many channels, of which zeros are the last."""
-    places = len(x), math.prod(x.shape[1:-1])
-    if not is_view(x[..., 0], places):
+def _neighbours(windows: Windows, channels: int, itemsize: int) -> int:
+    """How many pixels of a line can be channels of one: as many as a copy has, where windows begin with whole ones.
+
+    Windows of 7 pixels of 4 channels, 2 pixels apart, are windows of 4 pixels of 8 channels, 1 pixel apart, the last of
+    which has a kernel of zeros in its second half.
+    """
+    together = max(1, _CHUNK_BYTES // itemsize // channels)
+    is_fit = windows.strides[-1] % together == 0 and windows.dilations[-1] == 1 < windows.kernel[-1]
+    return together if is_fit else 1
+
+
+def _of_neighbours(windows: Windows, together: int, lead: int) -> Windows:
+    """The windows over lines with `lead` pixels more in front, of which some are one."""
+    (before, behind), step = windows.pads[-1], windows.strides[-1]
+    return replace(
+        windows,
+        kernel=(*windows.kernel[:-1], -(-windows.kernel[-1] // together)),
+        strides=(*windows.strides[:-1], step // together),
+        pads=(*windows.pads[:-1], ((before - lead) // together, behind)),
+    )
+
+
+def _padded(gpu: Gpu, x: Array, channels: int, together: int, lead: int) -> Array:
+    """Images in order, with so many channels, and `lead` pixels in front of each line, of which some are one: zeros."""
+    images, lines, width = len(x), math.prod(x.shape[1:-2]), x.shape[-2]
+    if not is_view(x[..., 0, 0], (images, lines)):
         x = in_order(gpu, x)
-    made = gpu.empty((*x.shape[:-1], channels), x.dtype)
-    steps = [step // x.itemsize for step in (*x[..., 0].reshape(places).strides, x.strides[-1])]
-    sizes = (*places, x.shape[-1], channels)
+    pixels = -(-(lead + width) // together)
+    made = gpu.empty((*x.shape[:-2], pixels, together * channels), x.dtype)
+    steps = [step // x.itemsize for step in (*x[..., 0, 0].reshape(images, lines).strides, *x.strides[-2:])]
+    numbers = (images, lines, width, x.shape[-1], *steps, lead, pixels * together, channels)
     blocks = min(-(-math.prod(made.shape) // (4 * _THREADS)), 32 * gpu.multiprocessors)
-    numbers = [np.int32(number) for number in (*sizes, *steps)]
-    gpu.launch(_direct(ELEMENTS[x.dtype]), "pad_channels", blocks, _THREADS, (x, made, *numbers))
+    arguments = (x, made, *(np.int32(number) for number in numbers))
+    gpu.launch(_direct(ELEMENTS[x.dtype]), "pad_channels", blocks, _THREADS, arguments)
     return made
 
 

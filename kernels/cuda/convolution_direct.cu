@@ -115,28 +115,37 @@ struct alignas(COUNT * sizeof(Element)) Some {
   Element of[COUNT];
 };
 
+// Images line by line: how far apart lines and what is in them lie in x, and how long they are and become.
+struct Lines {
+  int images, lines, width, channels;
+  int image_step, line_step, pixel_step, channel_step;
+  int lead, wide, padded;  // pixels in front of a line, and of all; channels
+};
+
 template <int COUNT>
-__device__ __forceinline__ void pad_some(const Element* __restrict__ x, Element* __restrict__ y, int images, int places,
-                                         int channels, int padded, int image_step, int place_step, int channel_step) {
-  const int groups = padded / COUNT;
-  const unsigned count = static_cast<unsigned>(images) * places * groups, step = gridDim.x * THREADS;
+__device__ __forceinline__ void pad_some(const Element* __restrict__ x, Element* __restrict__ y, const Lines& of) {
+  const int groups = of.padded / COUNT;
+  const unsigned count = static_cast<unsigned>(of.images) * of.lines * of.wide * groups, step = gridDim.x * THREADS;
   for (unsigned i = blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
-    const int first = i % groups * COUNT, at = i / groups;
-    const Element* from = x + at / places * image_step + at % places * place_step;
+    const int first = i % groups * COUNT, at = i / groups, line = at / of.wide, pixel = at % of.wide - of.lead;
+    const bool is_inside = pixel >= 0 && pixel < of.width;
+    const Element* from = x + line / of.lines * of.image_step + line % of.lines * of.line_step + pixel * of.pixel_step;
     Some<COUNT> made;
 #pragma unroll
     for (int c = 0; c < COUNT; ++c)
-      made.of[c] = first + c < channels ? from[(first + c) * channel_step] : narrowed(0);
+      made.of[c] = is_inside && first + c < of.channels ? from[(first + c) * of.channel_step] : narrowed(0);
     *reinterpret_cast<Some<COUNT>*>(y + i * COUNT) = made;
   }
 }
 
-// Images in order, with more channels than there are of x: zeros behind those. x has steps of its own, in elements.
+// Images in order, with more channels than there are of x, and pixels around each line: zeros. x has steps of its own, in
+// elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    pad_channels(const Element* __restrict__ x, Element* __restrict__ y, int images, int places, int channels, int padded,
-                 int image_step, int place_step, int channel_step) {
+    pad_channels(const Element* __restrict__ x, Element* __restrict__ y, int images, int lines, int width, int channels,
+                 int image_step, int line_step, int pixel_step, int channel_step, int lead, int wide, int padded) {
+  const Lines of = {images, lines, width, channels, image_step, line_step, pixel_step, channel_step, lead, wide, padded};
   if (padded == 2)
-    pad_some<2>(x, y, images, places, channels, padded, image_step, place_step, channel_step);
+    pad_some<2>(x, y, of);
   else
-    pad_some<4>(x, y, images, places, channels, padded, image_step, place_step, channel_step);
+    pad_some<4>(x, y, of);
 }

@@ -92,6 +92,7 @@ CASES = [
     Case((2, 6, 5, 16), (24, 3, 3, 16), padded(1, 1, 1, 1, activation="Relu")),
     Case((1, 9, 10, 72), (72, 3, 3, 72), padded(1, 0, 2, 1, strides=(2, 2), activation="Clip", min=-0.25, max=0.5)),
     Case((1, 11, 9, 3), (20, 7, 5, 3), padded(3, 2, 3, 2, strides=(2, 2), activation="Silu"), "bias"),
+    Case((2, 12, 13, 3), (16, 7, 7, 3), padded(3, 3, 3, 3, strides=(2, 2), activation="Relu"), "bias"),
     Case((1, 6, 7, 12), (7, 2, 3, 12), padded(0, 1, 1, 0, dilations=(2, 1), activation="Sigmoid"), "residual"),
     Case((1, 8, 8, 64), (64, 1, 1, 64), {"strides": (2, 2), "activation": "HardSwish"}),
     Case((2, 5, 5, 40), (16, 1, 1, 40), {"activation": "Relu"}),

@@ -83,9 +83,18 @@ def test_operands_that_lie_anywhere(folder: Path) -> None:
 
 @NEEDS_COMPILER
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(2, 9, 8, 3), (2, 9, 1, 3), (1, 7, 6, 1), (2, 5, 6, 9)])
-def test_channels_that_are_padded_are_read_where_they_lie(folder: Path, shape: tuple[int, ...]) -> None:
-    gpu, case = EmulatedGpu(folder), Case(shape, (16, 3, 3, shape[-1]), padded(1, 1, 1, 1), "bias")
+@pytest.mark.parametrize("shape", [(2, 9, 8, 3), (2, 9, 1, 3), (1, 7, 6, 1), (2, 5, 6, 9), (1, 4, 5, 7, 3)])
+@pytest.mark.parametrize(("stride", "before"), [(1, 1), (2, 1), (2, 2), (4, 3), (2, -1)])
+def test_channels_that_are_padded_are_read_where_they_lie(
+    folder: Path, shape: tuple[int, ...], stride: int, before: int
+) -> None:
+    """Also where pixels become channels: those of a line, where windows begin with whole ones."""
+    spatial = len(shape) - 2
+    pads = (*[1] * (spatial - 1), before, *[2] * spatial)
+    attributes = padded(*pads, strides=(1,) * (spatial - 1) + (stride,))
+    gpu, case = EmulatedGpu(folder), Case(shape, (16, *[3] * spatial, shape[-1]), attributes, "bias")
+    if not all(case.result_shape()):
+        pytest.skip("no windows")
     operands = case.operands("f16")
     assert operands[0] is not None
     first = np.ascontiguousarray(np.moveaxis(operands[0], -1, 1))
