@@ -70,6 +70,7 @@ def test_all_kinds_have_the_bits_of_threads_where_ranks_share_cores(library: Lib
     assert ended.out.count("collectives are right") == 4
 
 
+@pytest.mark.slow
 def test_ranks_know_how_many_cores_they_share(library: Library) -> None:
     ended = library.run(3, MPI_PROGRAMS, "shared")
     assert ended.code == 0, ended.err
@@ -316,7 +317,7 @@ def test_a_rank_that_hangs_at_its_end_is_named_once(library: Library, what: str,
         pytest.param(("late", "0.5"), "the results are kept", marks=pytest.mark.slow),
         (("two", "0.5"), "both have ended"),
         pytest.param(("finalizing",), "went on", marks=pytest.mark.slow),
-        (("many", "40"), "all joined"),
+        pytest.param(("many", "40"), "all joined", marks=pytest.mark.slow),
         pytest.param(("many", "2500"), "all joined", marks=pytest.mark.slow, id="more than MPI has communicators"),
         pytest.param(("deaf", "4"), "it lived", marks=pytest.mark.slow),
     ],
