@@ -77,7 +77,7 @@ class StrictArray:
     def data(self) -> Any:
         """Where it lies, as CuPy tells it."""
         memory = strict_graphs.root_of(self._array)
-        return SimpleNamespace(ptr=self._array.ctypes.data, device_id=0, mem=memory)
+        return SimpleNamespace(ptr=strict_graphs.address_of(self._array), device_id=0, mem=memory)
 
     def __len__(self) -> int:
         return len(self._array)
@@ -343,8 +343,8 @@ def module() -> ModuleType:
         Device=_Device,
         get_current_stream=_Stream,
         alloc_pinned_memory=Pinned,
-        UnownedMemory=lambda ptr, size, owner, device_id: owner,
-        MemoryPointer=lambda memory, offset: SimpleNamespace(owner=memory),
+        UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(ptr=ptr, owner=owner),
+        MemoryPointer=lambda memory, offset: SimpleNamespace(mem=memory, owner=memory.owner),
         MemoryPool=strict_graphs.Pool,
         get_allocator=lambda: strict_graphs.CURRENT.allocate,
         using_allocator=strict_graphs.using_allocator,

@@ -45,6 +45,13 @@ def bytes_of(root: np.ndarray) -> np.ndarray:
     return np.frombuffer((ctypes.c_uint8 * root.nbytes).from_address(root.ctypes.data), np.uint8)
 
 
+def address_of(array: np.ndarray) -> int:
+    """Where an array lies, or will lie when what is captured is launched."""
+    root = root_of(array)
+    _, address = ({} if CURRENT.capture is None else CURRENT.capture.lent).get(id(root), (root, root.ctypes.data))
+    return address + array.ctypes.data - root.ctypes.data
+
+
 class Place:
     """Where an array lies, without holding its memory."""
 
@@ -53,8 +60,14 @@ class Place:
         self._root = weakref.ref(root)
         self._offset = array.ctypes.data - root.ctypes.data
         self._form = array.shape, array.dtype, array.strides
+        self._lent = None
+        if address_of(root) != root.ctypes.data:
+            self._lent = (ctypes.c_uint8 * root.nbytes).from_address(address_of(root))
 
     def array(self) -> np.ndarray:
+        if self._lent is not None:
+            shape, dtype, strides = self._form
+            return np.ndarray(shape, dtype, self._lent, self._offset, strides)
         root = self._root()
         assert root is not None, "a graph reads or writes memory that was let go"
         shape, dtype, strides = self._form
@@ -82,9 +95,14 @@ def arrays_in(value: Any) -> list[np.ndarray]:
 
 
 class Capture:
-    """What a stream was given since its capture began."""
+    """What a stream was given since its capture began.
+
+    Attributes:
+        lent: where memory lies that an allocator has of others, when what is captured is launched.
+    """
 
     def __init__(self) -> None:
+        self.lent: dict[int, tuple[np.ndarray, int]] = {}
         self.done: list[tuple[Callable[..., Any], Any, Any, Any]] = []
         self.pools: list[Pool] = []
         self.is_invalid = False
@@ -107,7 +125,9 @@ class Capture:
         for root in map(root_of, fresh):
             self._made += [root] if is_done else []
             if isinstance(pool, Pool):
-                pool.take(root)
+                address = pool.take(root)
+                if address is not None:
+                    self.lent[id(root)] = root, address
                 self.pools = [*dict.fromkeys((*self.pools, pool))]
         if not is_done:
             return
@@ -120,6 +140,7 @@ class Capture:
         for root in self._made:
             _poison(root)
         self._made.clear()
+        self.lent.clear()
 
 
 class Graph:
@@ -158,9 +179,10 @@ class Pool:
     def malloc(self, size: int) -> Any:
         return SimpleNamespace(mem=SimpleNamespace(size=size)) if self._grow is None else self._grow(size)
 
-    def take(self, root: np.ndarray) -> None:
+    def take(self, root: np.ndarray) -> int | None:
+        """Memory for an array: where it lies, if it is of others; None: where it lies already."""
         self._roots.append(root)
-        self.malloc(root.nbytes)
+        return getattr(self.malloc(root.nbytes).mem, "ptr", None) if root.nbytes else None
 
     def poison(self) -> None:
         for root in self._roots:

@@ -35,6 +35,8 @@ class ArenaLayout:
         inputs: where inputs are copied to.
         scratch: where what a kernel needs beside its results lies, by node: offset and bytes.
         nbytes: what the arena must hold at least.
+        held: what each place is held for: offset and end, first and last step.
+        steps: when each node runs.
     """
 
     nodes: tuple[Node, ...]
@@ -42,6 +44,20 @@ class ArenaLayout:
     inputs: Mapping[Value, Slot]
     scratch: Mapping[Node, tuple[int, int]]
     nbytes: int
+    held: "np.ndarray[Any, np.dtype[np.int64]]"
+    steps: Mapping[Node, int]
+
+    def free_beside(self, node: Node, nbytes: int) -> list[tuple[int, int]]:
+        """Where nothing lies in an arena of so many bytes while a node of the segment runs: offset and end."""
+        step = self.steps[node]
+        offsets, ends, first, last = self.held
+        found, free = [], 0
+        is_held = (first <= step) & (step <= last)
+        for offset, end in sorted(zip(offsets[is_held].tolist(), ends[is_held].tolist(), strict=True)):
+            if offset > free:
+                found.append((free, offset))
+            free = max(free, end)
+        return [*found, (free, nbytes)] if free < nbytes else found
 
 
 class Buffers(NamedTuple):
@@ -154,7 +170,11 @@ def arena_layout(
     scratch = {one.key: (found.offsets[one.key], one.nbytes) for one in held if isinstance(one.key, Node)}
     inputs = {value: slots.pop(value) for value in segment.inputs if value in slots}
     nodes = tuple(node for node in segment.nodes if not slots.keys().isdisjoint(node.results))
-    return ArenaLayout(nodes, slots, inputs, scratch, nbytes)
+    offsets = [found.offsets[one.key] for one in held]
+    rows = [(offset, offset + one.nbytes, one.first, one.last) for offset, one in zip(offsets, held, strict=True)]
+    columns = np.array(rows, np.int64).reshape(-1, 4).T
+    steps = {node: step for step, node in enumerate(segment.nodes)}
+    return ArenaLayout(nodes, slots, inputs, scratch, nbytes, columns, steps)
 
 
 def places_of(segment: Segment) -> dict[Value, int]:

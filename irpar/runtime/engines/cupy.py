@@ -73,7 +73,7 @@ class CupySegment:
         last = segment.nodes[-1]
         segment, computed = fused(segment, constants)
         ends = not engine.keep_on_device
-        self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES, beside=True, with_ends=ends)
+        self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES, beside=not engine.captures, with_ends=ends)
         self._engine = engine
         self._segment = segment
         self._programs: dict[int, Program] = {}

@@ -14,8 +14,10 @@ from irpar.onnx_io import to_module
 from irpar.output.training_facts import facts_of
 from irpar.runtime.engines import cupy as engine
 from irpar.runtime.engines.cuda_graphs import piece
+from irpar.runtime.engines.cuda_graphs.lent_places import LentPlaces
 from irpar.runtime.engines.device_arrays import PlacedKernel
 from irpar.runtime.engines.lanes import RankStream
+from irpar.runtime.engines.operation import Environment
 from irpar.runtime.errors import NodeError
 from irpar.runtime.executor import Executor
 from irpar.training.trainer import Trainer
@@ -447,6 +449,55 @@ def test_a_graph_that_is_refused_as_a_whole_runs_node_by_node(monkeypatch: pytes
     for run in range(4):
         chain.check(numbers(3, 8, seed=run))
     assert chain.captured == (0, 0, 4)
+
+
+CROWDED = """
+    graph @crowded(%x: f32[64, 64]) -> (%y) opset 21 {
+      %axes = constant : i64[1] [0]
+      %a = Exp(%x) : f32[64, 64]
+      %b = ReduceSum(%a, %axes) {keepdims=1} : f32[1, 64]
+      %c = Softmax(%b) {axis=1} : f32[1, 64]
+      %d = Mul(%c, %b) : f32[1, 64]
+      %e = LogSoftmax(%d) {axis=1} : f32[1, 64]
+      %y = Tanh(%e) : f32[1, 64]
+    }
+"""
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_what_kernels_make_beside_results_lies_where_the_arena_is_free(
+    on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing that is held is written over: replays find garbage there, and give the same numbers."""
+    grown: list[int] = []
+    grow = LentPlaces.grow
+
+    def noted(self: LentPlaces, size: int) -> Any:
+        grown.append(size)
+        return grow(self, size)
+
+    monkeypatch.setattr(LentPlaces, "grow", noted)
+    program = compiled(CROWDED, keep_on_device=on_device)
+    arena = program.engine.arena(0, program.device.arena_bytes)
+    for run in range(5):
+        arena.memory[...] = 0xA5
+        program.check(numbers(64, 64, seed=run), on_device=on_device, arena=arena, tolerance=1e-6)
+    assert program.captured == (1, 6, 0)
+    assert len(grown) >= 2
+    blocks = program.engine.lanes._lanes[0]._memory._blocks
+    # Where inputs and outputs lie elsewhere, what is summed up and the sums fill the arena.
+    assert [block.size for block in blocks] == ([256] if on_device else [])
+
+
+def test_a_result_that_a_kernel_made_elsewhere_does_not_stay_at_a_lent_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = PlacedKernel.__call__
+    monkeypatch.setattr(
+        PlacedKernel, "__call__", lambda self, inputs, environment: call(self, inputs, Environment(environment))
+    )
+    program = compiled(CROWDED, keep_on_device=False)
+    arena = program.engine.arena(0, program.device.arena_bytes)
+    for run in range(4):
+        program.check(numbers(64, 64, seed=run), arena=arena, tolerance=1e-6)
 
 
 def test_a_device_without_room_for_a_graph_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from irpar.analysis.engines import writes_out
 from irpar.ir import Node, Value, tensor_type
 from irpar.kernels.cuda import padding
 from irpar.ops.effects import is_compute
-from irpar.runtime.engines.arena import Arena, with_states
+from irpar.runtime.engines.arena import Arena, ArenaLayout, with_states
 from irpar.runtime.engines.bodies import Instruction
 from irpar.runtime.engines.device_arrays import DEVICE_DTYPES, DeviceArrays, Held, PlacedKernel
 from irpar.runtime.engines.lanes import RankStream
@@ -248,7 +248,7 @@ class Piece:
         key: Key,
         held: list[Any],
         environment: Environment,
-        rooms: Mapping[Value, Any],
+        layout: ArenaLayout,
         over: Mapping[Value, Value],
         arena: Arena | None,
         lane: RankStream,
@@ -259,7 +259,7 @@ class Piece:
             key: what it is for.
             held: what the rank holds.
             environment: constants, and where results go.
-            rooms: where inputs of known size are copied to.
+            layout: where results lie in the arena, and what is copied there.
             over: results that are written over a state.
             arena: of the run.
             lane: the stream.
@@ -269,6 +269,7 @@ class Piece:
             MemoryError: there is no room.
         """
         self._captures += 1
+        rooms = {} if arena is None else arena.buffers(layout).inputs
         copied = [
             CopiedInput(slot, self._room(held[slot], rooms.get(value)))
             for value, slot in zip(self._copied, self._copied_slots, strict=True)
@@ -282,7 +283,7 @@ class Piece:
         replaced = {value: state for value, state in states.items() if self._arrays.is_own(state)}
         into = {**environment.into, **self._room_for_results(environment.into, replaced.keys())}
         environment.into = with_states(into, (one.node for one in self.stretch.instructions), replaced)
-        recording = self._record(environment, replaced, arena, lane)
+        recording = self._record(environment, replaced, layout, arena, lane)
         made = [(self._slots[value], environment[value]) for value in self.stretch.makes]
         places = {_place(array): self._slots[value] for value, array in zip(self._bound, bound, strict=True)}
         echoes = [(slot, places[_place(array)]) for slot, array in made if _place(array) in places]
@@ -295,7 +296,12 @@ class Piece:
         return graph
 
     def _record(
-        self, environment: Environment, replaced: Mapping[Value, Any], arena: Arena | None, lane: RankStream
+        self,
+        environment: Environment,
+        replaced: Mapping[Value, Any],
+        layout: ArenaLayout,
+        arena: Arena | None,
+        lane: RankStream,
     ) -> Recording:
         """Capture the nodes; what they make that outlives a replay is brought to where it may stay."""
         stays = {id(memory_of(array)) for array in environment.values() if not isinstance(array, Held)}
@@ -307,7 +313,7 @@ class Piece:
             with lane.captured() as recording:
                 for one in self.stretch.instructions:
                     node = one.node
-                    one.run(environment)
+                    self._run(one, environment, layout, arena, recording)
                 node = None
                 bring_to_states(environment, replaced)
                 for value in self.stretch.makes:
@@ -323,6 +329,26 @@ class Piece:
         except Exception as error:
             raise CaptureError(node) from error
         return recording
+
+    def _run(
+        self, one: Instruction, environment: Environment, layout: ArenaLayout, arena: Arena | None, recording: Recording
+    ) -> None:
+        """Run a node; what its kernel makes beside results that have their places lies where the arena is free then."""
+        places = _flat([environment.into.get(one.node)])
+        if arena is None or not isinstance(one.operation, PlacedKernel) or len(places) < len(one.results):
+            one.run(environment)
+            return
+        with recording.lending(arena, layout.free_beside(one.node, arena.nbytes)) as lent:
+            one.run(environment)
+        for value, place in zip(one.results, places, strict=True):  # Not all kernels write where they are told.
+            array = environment.get(value)
+            if array is None or isinstance(array, Held) or not lent.holds(array):
+                continue
+            if (place.shape, place.dtype) == (array.shape, array.dtype):
+                place[...] = array
+                environment[value] = place
+            else:
+                environment[value] = array.copy(order="K")
 
     def _room(self, value: Any, room: Any) -> Any:
         """Where an input is copied to: `room`, where it fits there."""

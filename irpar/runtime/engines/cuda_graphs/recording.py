@@ -1,10 +1,14 @@
 """Capturing what a stream is given, and the memory that what was captured goes on using."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
+from irpar.runtime.engines.arena import Arena
+
+from .lent_places import LentPlaces
 
 _TO_DEVICE = 1  # cudaMemcpyKind
 
@@ -82,6 +86,13 @@ class Recording:
             self._stream.end_capture()
         except Exception:
             return
+
+    @contextmanager
+    def lending(self, arena: Arena, free: Sequence[tuple[int, int]]) -> Iterator[LentPlaces]:
+        """In here arrays lie at free places of an arena, as far as there are."""
+        places = LentPlaces(self._cupy, arena, free, self._memory.allocate)
+        with self._cupy.cuda.using_allocator(self._cupy.cuda.MemoryPool(places.grow).malloc):
+            yield places
 
     @contextmanager
     def apart(self) -> Iterator[None]:

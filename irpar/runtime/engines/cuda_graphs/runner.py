@@ -383,8 +383,7 @@ class Runner:
         self, piece: Piece, key: Key, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream
     ) -> CapturedGraph:
         over = self._over(piece.stretch) if writes_over else {}
-        rooms = {} if arena is None else arena.buffers(self._program.layout).inputs
-        graph = piece.capture(key, held, self._environment(arena), rooms, over, arena, lane)
+        graph = piece.capture(key, held, self._environment(arena), self._program.layout, over, arena, lane)
         for node, reason in tuple(self._program.apart.items()):
             self._notes.add_apart(node, reason)
         if len(self._steps) == 1 and self._keep_on_device:
