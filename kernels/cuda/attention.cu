@@ -75,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int last = (first + ROWS < queries ? first + ROWS : queries) - 1;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int own = warp * TILES * 16;  // the warp's first row of the tile
+  const int own_last = first + own + TILES * 16 - 1 < last ? first + own + TILES * 16 - 1 : last;
   const Sight sight(keys, queries, offset, left, right, valid, batch);
   const int begin = sight.begin(first) / KEYS * KEYS, end = sight.end(last);
 
@@ -95,10 +96,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const float factor = scale * LOG2_E;
 #endif
   float sums[TILES][VALUE_SIZE / 8][4] = {};
-  float peaks[TILES][2], norms[TILES][2];
+  float bases[TILES][2], norms[TILES][2];
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile)
-    for (int half = 0; half < 2; ++half) peaks[tile][half] = NOTHING, norms[tile][half] = 0.0f;
+    for (int half = 0; half < 2; ++half) bases[tile][half] = NOTHING, norms[tile][half] = 0.0f;
   unsigned kept[KEEPS_QUERIES ? TILES : 1][KEEPS_QUERIES ? SIZE / 16 : 1][4];
 
   // Rows and columns that a lane addresses of a 16 x 16 piece: of queries and transposed values, and of keys.
@@ -151,39 +152,50 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       }
     }
 
-    const bool sees_all = sight.sees_all(first, last, start, start + KEYS - 1);
+    const bool sees_all = sight.sees_all(first + own, own_last, start, start + KEYS - 1);
     if (SHAPED || !sees_all) {
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n)
+        for (int half = 0; half < 2; ++half) {
+          const int query = first + own + tile * 16 + half * 8 + lane / 4, column = start + lane % 4 * 2;
+          const int from = sight.begin(query) - column, to = query < queries ? sight.end(query) - column : from;
+          const long long at = mask_start + query * mask_row + column * mask_key;
+          const unsigned char* mask_place = static_cast<const unsigned char*>(mask) + at * MASK_BYTES;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            int query = first + own + tile * 16 + lane / 4 + i / 2 * 8;
-            int key = start + n * 8 + lane % 4 * 2 + i % 2;
-            float score = scores[tile][n][i];
-            if (query >= queries || !sight.sees(query, key)) {
-              score = NOTHING;
-            } else if (SHAPED) {
-              score = shaped(score, scale, cap, mask, mask_start + query * mask_row + key * mask_key);
+          for (int n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              float score = scores[tile][n][2 * half + i];
+              const int key = n * 8 + i;
+              if (key < from || key >= to) {
+                score = NOTHING;
+              } else if (SHAPED) {
+                score = shaped(score, scale, cap, mask_place, i * mask_key);
+              }
+              scores[tile][n][2 * half + i] = score;
             }
-            scores[tile][n][i] = score;
+            mask_place += 8 * MASK_BYTES * mask_key;
           }
+        }
     }
 
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float peak = peaks[tile][half];
+        float peak = NOTHING;
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n)
           peak = fmaxf(peak, fmaxf(scores[tile][n][2 * half], scores[tile][n][2 * half + 1]));
         peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
-        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
-        float base = peak == NOTHING ? 0.0f : peak * factor;
-        float shrink = exp2_of(peaks[tile][half] * factor - base);
-        peaks[tile][half] = peak;
+        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2)) * factor;
+        float shrink = 1.0f;
+        if (peak > bases[tile][half] + MOST_RISE) {
+          shrink = exp2_of(bases[tile][half] - peak);
+          bases[tile][half] = peak;
+        }
+        const float base = bases[tile][half] == NOTHING ? 0.0f : bases[tile][half];
         float norm = norms[tile][half] * shrink;
 #pragma unroll
         for (int n = 0; n < KEYS / 8; ++n)
@@ -239,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       int query = first + own + tile * 16 + half * 8 + lane / 4;
       if (logarithms != nullptr && lane % 4 == 0 && query < queries)
         logarithms[(static_cast<long long>(batch) * heads + head) * queries + query] =
-            norm == 0.0f ? -NOTHING : peaks[tile][half] * factor + log2f(norm);
+            norm == 0.0f ? -NOTHING : bases[tile][half] + log2f(norm);
       Element* row = result + (tile * 16 + half * 8 + lane / 4) * WIDE_STRIDE + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < VALUE_SIZE / 8; ++n)

@@ -4,7 +4,8 @@
 //   ELEMENT     of q, k, v and y: 0 float, 1 fp16, 2 bf16
 //   HEAD, VALUE_HEAD   sizes of a head of q and k, and of v; multiples of 8
 //   MASK        0 none, 1 flags, 2 float, 3 fp16, 4 bf16 that is added
-//   SHAPED      1: scores are scaled before the exponential: a mask is added, they are capped, or the scale is not positive
+//   SHAPED      1: scores are scaled before the exponential, as a mask is added, or the scale is not positive; 2: they
+//               are capped too
 
 #ifndef ELEMENT
 #define ELEMENT 1
@@ -30,8 +31,12 @@ typedef unsigned short Element;
 
 #include "tensor_cores.cuh"
 
+#define MASK_BYTES (MASK == 2 ? 4 : MASK > 2 ? 2 : MASK)  // of an element
+
 #define NOTHING bits_value(0xff800000u)  // minus infinity, the score of a key that is not seen
 constexpr float LOG2_E = 1.4426950408889634f;
+// What the largest exponent of weights may rise over their base before the base, and with it all sums, is changed.
+#define MOST_RISE 8.0f
 
 #ifndef EMULATED  // tests give what follows on a processor
 
@@ -106,7 +111,9 @@ __device__ __forceinline__ float exp2_of(float x) {
 // A score, capped and with the mask at an element applied.
 __device__ __forceinline__ float shaped(float product, float scale, float cap, const void* mask, long long at) {
   float score = product * scale;
-  if (cap != 0.0f) score = cap * tanhf(score / cap);
+#if SHAPED == 2
+  score = cap * tanhf(score / cap);
+#endif
 #if MASK == 1
   if (!static_cast<const unsigned char*>(mask)[at]) score = NOTHING;
 #elif MASK == 2
@@ -155,5 +162,17 @@ struct Sight {
   __device__ __forceinline__ int begin(int first) const {
     int before = first + offset - left;
     return left < 0 || before < 0 ? 0 : before;
+  }
+
+  // The first query that sees a key from `first` on.
+  __device__ __forceinline__ int first_query(int first) const {
+    int before = first - right - offset;
+    return right < 0 || before < 0 ? 0 : before;
+  }
+
+  // One behind the last of the queries that see a key up to `last`.
+  __device__ __forceinline__ int end_of_queries(int last, int queries) const {
+    int behind = last + left - offset + 1;
+    return left < 0 || behind > queries ? queries : behind < 0 ? 0 : behind;
   }
 };

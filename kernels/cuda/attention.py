@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from ..registry import Array
+from .attention_division import Sizes, division
 from .gpu import Gpu, strides_of
 from .programs import Program
 from .registry import cuda_kernel
@@ -35,28 +36,6 @@ _MOST_BLOCKS = 65_535
 """Of a grid's second and third dim."""
 _FAR = 2**30
 """A window that reaches further is none."""
-_ACCUMULATORS, _MOST_ACCUMULATORS = 160, 192
-"""Registers of a thread for scores and sums, which leave enough for the rest; and where scores stay plain."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Of one attention: `keys` are those of the past too, `seen` those that a mask reaches."""
-
-    batch: int
-    heads: int
-    key_heads: int
-    queries: int
-    past: int
-    keys: int
-    seen: int
-    head: int
-    value_head: int
-
-    @property
-    def group(self) -> int:
-        """Heads of queries that share one of keys."""
-        return self.heads // self.key_heads
 
 
 @dataclass(frozen=True)
@@ -91,7 +70,7 @@ class Call:
             "HEAD": of.head,
             "VALUE_HEAD": of.value_head,
             "MASK": 0 if self.mask is None else CUDA_MASKS[self.mask.dtype],
-            "SHAPED": int(self.is_shaped),
+            "SHAPED": 2 if self.cap != 0 else int(self.is_shaped),
         }
 
     def numbers(self) -> list[Any]:
@@ -263,80 +242,21 @@ def result_arrays(gpu: Gpu, q: Array, of: Sizes, out: Array | None) -> tuple[Arr
 # -- in tiles -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Tiles:
-    """How attention.cu divides its work."""
-
-    warps: int
-    tiles: int
-    keys: int
-
-    @property
-    def rows(self) -> int:
-        """Queries of a block."""
-        return self.warps * self.tiles * 16
-
-    def shared_bytes(self, of: Sizes) -> int:
-        """Of a block: its queries, and two tiles of keys and values."""
-        key, value = padded(of.head) + 8, padded(of.value_head) + 8
-        return 2 * (self.rows * max(key, value) + 2 * self.keys * (key + value))
-
-
-def padded(size: int) -> int:
-    """The size of a head in shared memory, where it is multiplied in steps of 16."""
-    return -(-size // 16) * 16
-
-
-def _tiles(gpu: Gpu, of: Sizes, is_shaped: bool) -> _Tiles:
-    """The largest blocks that give every multiprocessor one."""
-    most = _ACCUMULATORS if is_shaped else _MOST_ACCUMULATORS
-    wide = max(padded(of.head), padded(of.value_head))
-    choices = [(4, 2), (4, 1), (2, 1)] if wide <= _LONGEST_HEAD // 2 else [(8, 1), (4, 1), (2, 1)]
-    found = None
-    for warps, tiles in choices:
-        keys = 64 if tiles * (64 + padded(of.value_head)) // 2 <= most else 32
-        found = _Tiles(warps, tiles, keys)
-        if found.shared_bytes(of) > gpu.shared_bytes:
-            found = _Tiles(warps, tiles, keys // 2)
-        blocks = of.batch * of.heads * -(-of.queries // found.rows)
-        if blocks >= gpu.multiprocessors and found.rows < 2 * of.queries:
-            break
-    assert found is not None
-    return found
-
-
 def in_tiles(gpu: Gpu, q: Array, k: Array, v: Array, y: Array, logarithms: Array | None, of: Sizes, call: Call) -> None:
     """Write y, and `logarithms` of what weights are normalised by (attention.cu), tile of keys by tile of keys."""
     operands = [aligned(gpu, x) for x in (q, k, v)]
-    defines = call.defines(q.dtype, of)
-    if q.dtype == np.float32:
-        program, function, rows, threads, shared = _float_program(gpu, of, defines)
-    else:
-        tiles = _tiles(gpu, of, call.is_shaped)
-        program = Program.file("attention.cu", **defines, WARPS=tiles.warps, TILES=tiles.tiles, KEYS=tiles.keys)
-        function, rows, threads, shared = "attention", tiles.rows, tiles.warps * 32, tiles.shared_bytes(of)
+    found = division(gpu, of, call.defines(q.dtype, of), q.dtype)
     counts = [np.int32(count) for count in (of.group, of.queries, of.seen)]
     strides = [stride for x in operands for stride in (*strides_of(x)[:2], np.int32(strides_of(x)[2]))]
     pointers = [*operands, *pointers_of(call.mask, call.valid), y, *pointers_of(logarithms)]
     arguments = [*pointers, *counts, *call.numbers(), *strides, *call.strides(), *strides_of(y)[:3]]
-    gpu.launch(program, function, (of.heads, -(-of.queries // rows), of.batch), threads, arguments, shared)
+    blocks = of.heads, -(-of.queries // found.rows), of.batch
+    gpu.launch(found.program, found.function, blocks, found.threads, arguments, found.shared)
 
 
 def pointers_of(*arrays: Array | None) -> list[Any]:
     """Arrays as launches take them; a null pointer for what is absent."""
     return [np.uint64(0) if x is None else x for x in arrays]
-
-
-def _float_program(gpu: Gpu, of: Sizes, defines: dict[str, Any]) -> tuple[Program, str, int, int, int]:
-    """The program, its function, queries and threads of a block, and bytes of its shared memory."""
-    tiles = 4
-    if of.batch * of.heads * -(-of.queries // (16 * tiles)) < gpu.multiprocessors:
-        tiles = 2
-    keys = 64 if max(of.head, of.value_head) <= 64 else 32
-    rows = 16 * tiles
-    shared = 4 * (rows * (of.head + 4) + rows * (keys + 4) + 2 * keys * (of.head + 4 + of.value_head))
-    program = Program.file("attention_f32.cu", **defines, TILES=tiles, KEYS=keys)
-    return program, "attention_f32", rows, 256, shared
 
 
 # -- few queries ----------------------------------------------------------------------------------------------------
@@ -392,6 +312,10 @@ def all_programs() -> Iterator[Program]:
         for head, tiles, keys in ((64, 2, 64), (128, 2, 32 if mask else 64), (256, 1, 64), (80, 1, 64)):
             sizes: dict[str, Any] = {"HEAD": head, "VALUE_HEAD": head, "WARPS": 4, "TILES": tiles, "KEYS": keys}
             yield Program.file("attention.cu", ELEMENT=element, MASK=mask, SHAPED=int(mask > 0), **sizes)
+    for element, mask, groups, blocks in ((1, 0, 2, 2), (2, 2, 1, 2)):
+        sizes = {"HEAD": 64 * groups, "VALUE_HEAD": 64, "GROUPS": groups, "BLOCKS": blocks, "KEYS": 64, "STAGES": 4}
+        defines = {"ELEMENT": element, "MASK": mask, "SHAPED": mask, **sizes}
+        yield Program.file("attention_warpgroups.cu", "a", **defines)
     for head, keys, mask in ((64, 64, 0), (128, 32, 2), (256, 32, 0)):
         sizes = {"HEAD": head, "VALUE_HEAD": head, "TILES": 4, "KEYS": keys}
         yield Program.file("attention_f32.cu", ELEMENT=0, MASK=mask, SHAPED=int(mask > 0), **sizes)

@@ -6,6 +6,7 @@
 // blocks, and every run gives the same bits. Fragments are those of attention.cu.
 
 #include "attention.cuh"
+#include "attention_means.cuh"
 
 #ifndef OF_KEYS
 #define OF_KEYS 0
@@ -95,7 +96,7 @@ __device__ __forceinline__ void write_rows(Element* to, const float (&sums)[WIDT
   }
 }
 
-// `logarithms` are those of attention.cu, `means` those of mean_gradients; results are dense.
+// `logarithms` are those of attention.cu, `means` those of attention_means.cuh; results are dense.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_gradient(const Element* __restrict__ q, const Element* __restrict__ k, const Element* __restrict__ v,
                        const Element* __restrict__ dy, const void* __restrict__ mask, const float* __restrict__ logarithms,
@@ -211,22 +212,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if OF_KEYS
   write_rows<VALUE_HEAD, VALUE_SIZE>(dv + place * count * VALUE_HEAD, value_sums, 1.0f, first + own, count);
 #endif
-}
-
-// The mean of the gradients of a query's weights, by these: the product of its result and the gradient of that.
-// A warp computes one query of one head; a block has 4 warps.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    mean_gradients(const Element* __restrict__ y, const Element* __restrict__ dy, float* __restrict__ means, int queries,
-                   long long y_batch, long long y_head, long long y_row, long long dy_batch, long long dy_head,
-                   long long dy_row) {
-  const int batch = blockIdx.z, head = blockIdx.y, query = blockIdx.x * WARPS + threadIdx.x / 32;
-  if (query >= queries) return;
-  y += batch * y_batch + head * y_head + query * y_row;
-  dy += batch * dy_batch + head * dy_head + query * dy_row;
-  float sum = 0.0f;
-  for (int column = threadIdx.x % 32; column < VALUE_HEAD; column += 32)
-    sum = fmaf(element_value(y[column]), element_value(dy[column]), sum);
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
-  if (threadIdx.x % 32 == 0) means[(static_cast<long long>(batch) * gridDim.y + head) * queries + query] = sum;
 }

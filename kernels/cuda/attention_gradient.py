@@ -11,15 +11,14 @@ from .attention import (
     CUDA_MASKS,
     ELEMENTS,
     Call,
-    Sizes,
     aligned,
     fits,
     in_tiles,
-    padded,
     pointers_of,
     result_arrays,
     sizes_of,
 )
+from .attention_division import Sizes, division_of_gradients, has_warpgroups, padded
 from .gpu import Gpu, strides_of
 from .programs import Program
 from .registry import cuda_kernel
@@ -92,20 +91,33 @@ def attention_gradient(
     operands = [aligned(gpu, x) for x in (q, k, v, dy)]
     steps = [stride for x in operands for stride in strides_of(x)[:3]]
     counts = [np.int32(count) for count in (of.group, of.queries, of.keys)]
-    first, second = (_program(of, call, q.dtype, of_keys) for of_keys in (0, 1))
-    shared, threads = _shared_bytes(of, q.dtype), 256 if q.dtype == _FLOAT else 128
-
-    blocks = -(-of.queries // (threads // 32)), of.heads, of.batch
-    gradient = operands[3]
-    given = [y, gradient, means, np.int32(of.queries), *strides_of(y)[:3], *strides_of(gradient)[:3]]
-    gpu.launch(first, "mean_gradients", blocks, threads, given)
     numbers = [*call.numbers()[:-1], np.float32(scale), *steps, *call.strides()]
     inputs = [*operands, *pointers_of(call.mask), logarithms, means]
+    if has_warpgroups(gpu, of, q.dtype):
+        found = division_of_gradients(of, call.defines(q.dtype, of))
+        _mean_gradients(gpu, found.program, of, y, operands[3], means)
+        rows = of.heads * -(-of.queries // found.rows) + of.key_heads * -(-of.keys // found.rows)
+        arguments = [*inputs, dq, dk, dv, np.int32(of.batch), np.int32(of.heads), *counts, *numbers]
+        gpu.launch(found.program, found.function, of.batch * rows, found.threads, arguments, found.shared)
+        return dq, dk, dv
+    first, second = (_program(of, call, q.dtype, of_keys) for of_keys in (0, 1))
+    _mean_gradients(gpu, first, of, y, operands[3], means)
+    shared, threads = _shared_bytes(of, q.dtype), 256 if q.dtype == _FLOAT else 128
     blocks = -(-of.queries // _ROWS), of.heads, of.batch
     gpu.launch(first, "attention_gradient", blocks, threads, [*inputs, dq, dq, *counts, *numbers], shared)
     blocks = -(-of.keys // _ROWS), of.key_heads, of.batch
     gpu.launch(second, "attention_gradient", blocks, threads, [*inputs, dk, dv, *counts, *numbers], shared)
     return dq, dk, dv
+
+
+def _mean_gradients(gpu: Gpu, program: Program, of: Sizes, y: Array, dy: Array, means: Array) -> None:
+    """Of a program that has that function (attention_means.cuh)."""
+    y, threads = aligned(gpu, y), 128
+    chunks = of.value_head * y.dtype.itemsize // 16
+    lanes = min(max(2, 1 << (chunks - 1).bit_length()), 32)
+    blocks = -(-of.queries // (threads // lanes)), of.heads, of.batch
+    given = [y, dy, means, np.int32(of.queries), *strides_of(y)[:3], *strides_of(dy)[:3]]
+    gpu.launch(program, "mean_gradients", blocks, threads, given)
 
 
 def _result_like(gpu: Gpu, x: Array, out: Array | None) -> Array:
@@ -139,6 +151,9 @@ def all_programs() -> Iterator[Program]:
             sizes = {"HEAD": head, "VALUE_HEAD": head, "OF_KEYS": of_keys, "COLUMNS": 64 if head <= 64 else 32}
             defines: dict[str, Any] = {"ELEMENT": element, "MASK": mask, "SHAPED": int(mask > 0), **sizes}
             yield Program.file("attention_gradient.cu", **defines)
+        sizes = {"HEAD": head, "VALUE_HEAD": head, "GROUPS": head // 64, "BLOCKS": 1, "STAGES": 2}
+        defines = {"ELEMENT": element, "MASK": mask, "SHAPED": int(mask > 0), **sizes}
+        yield Program.file("attention_gradient_warpgroups.cu", "a", **defines)
     for mask, head in ((0, 64), (2, 128)):
         for of_keys in (0, 1):
             floats: dict[str, Any] = {"HEAD": head, "VALUE_HEAD": head, "OF_KEYS": of_keys}

@@ -7,6 +7,7 @@
 #define ELEMENT 0
 #endif
 #include "attention.cuh"
+#include "attention_means.cuh"
 
 #ifndef OF_KEYS
 #define OF_KEYS 0
@@ -214,20 +215,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if OF_KEYS
   write_rows<VALUE_HEAD, VALUE_WIDTH>(dv + place * count * VALUE_HEAD, value_sums, 1.0f, first + own, count);
 #endif
-}
-
-// See attention_gradient.cu; a block has 8 warps.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    mean_gradients(const float* __restrict__ y, const float* __restrict__ dy, float* __restrict__ means, int queries,
-                   long long y_batch, long long y_head, long long y_row, long long dy_batch, long long dy_head,
-                   long long dy_row) {
-  const int batch = blockIdx.z, head = blockIdx.y, query = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-  if (query >= queries) return;
-  y += batch * y_batch + head * y_head + query * y_row;
-  dy += batch * dy_batch + head * dy_head + query * dy_row;
-  float sum = 0.0f;
-  for (int column = threadIdx.x % 32; column < VALUE_HEAD; column += 32) sum = fmaf(y[column], dy[column], sum);
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, other);
-  if (threadIdx.x % 32 == 0) means[(static_cast<long long>(batch) * gridDim.y + head) * queries + query] = sum;
 }

@@ -26,14 +26,16 @@ class EmulatedGpu:
         multiprocessors: how many it says that it has.
         poison: what new arrays hold.
         is_backwards: whether the last block runs first.
+        arch: the compute capability that it says that it has.
     """
 
     module = np
-    arch = 90
     shared_bytes = 227 * 1024
 
-    def __init__(self, folder: Path, multiprocessors: int = 4, poison: int = 0xFF, is_backwards: bool = False) -> None:
-        self.multiprocessors = multiprocessors
+    def __init__(
+        self, folder: Path, multiprocessors: int = 4, poison: int = 0xFF, is_backwards: bool = False, arch: int = 90
+    ) -> None:
+        self.multiprocessors, self.arch = multiprocessors, arch
         self._folder = folder
         self._poison = poison
         self._is_backwards = is_backwards

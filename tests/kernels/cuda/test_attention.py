@@ -16,6 +16,7 @@ from .emulation import NEEDS_COMPILER, EmulatedGpu
 
 CAUSAL = {"is_causal": 1}
 ONE_OF_EACH = [
+    pytest.param(Case(queries=75, keys=131, heads=4, head=64, attributes=CAUSAL), marks=pytest.mark.slow),
     Case(queries=75, keys=131, heads=4, attributes=CAUSAL),
     pytest.param(Case(dtype="f32", queries=20, keys=70, mask=("f16", "h"), layout="rows"), marks=pytest.mark.slow),
     pytest.param(
@@ -77,7 +78,7 @@ def test_random_calls(folder: Path) -> None:
     rng = random.Random(22)
     for place, case in enumerate(random_cases(budget(60), rng)):
         given = operands(case, place)
-        check(case, found(EmulatedGpu(folder, rng.choice([2, 8])), case, given), given)
+        check(case, found(EmulatedGpu(folder, rng.choice([2, 8]), arch=rng.choice([80, 90])), case, given), given)
 
 
 @NEEDS_COMPILER

@@ -21,6 +21,7 @@ CASES = [
     Case(dtype="f32", batch=2, queries=40, keys=70, heads=4, head=40, value_head=24, mask=("bool", "h")),
     Case(dtype="f32", queries=70, keys=70, heads=2, key_heads=1, head=128, attributes={"is_causal": 1}),
     Case(queries=33, keys=65, heads=2, key_heads=1, head=128, mask=("f32", "bq"), layout="strided"),
+    Case(dtype="bf16", batch=2, queries=130, keys=200, heads=4, key_heads=2, head=64, value_head=128),
 ]
 
 
@@ -84,9 +85,10 @@ def check(gpu: Any, case: Case, seed: int = 0) -> None:
 
 @NEEDS_COMPILER
 @pytest.mark.slow
+@pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_gradients(case: Case, tmp_path: Path) -> None:
-    check(EmulatedGpu(tmp_path), case)
+def test_gradients(case: Case, arch: int, tmp_path: Path) -> None:
+    check(EmulatedGpu(tmp_path, arch=arch), case)
 
 
 def test_what_is_left_to_others(tmp_path: Path) -> None:

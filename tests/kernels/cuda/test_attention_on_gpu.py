@@ -1,6 +1,7 @@
 """Attention's CUDA kernels on a device, against float64: sizes, masks, layouts, what lies around the results."""
 
 import random
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -31,7 +32,15 @@ def device() -> Gpu:
     return Gpu(cupy())
 
 
-def run(case: Case, seed: int = 0) -> None:
+@cache
+def plain_device() -> Gpu:
+    """Without products of warpgroups."""
+    gpu = Gpu(cupy())
+    gpu.arch = min(gpu.arch, 80)
+    return gpu
+
+
+def run(case: Case, seed: int = 0, on: Callable[[], Gpu] = device) -> None:
     """A call into poisoned results with guards around them, compared with float64."""
     module = cupy()
     given = operands(case, seed)
@@ -44,14 +53,14 @@ def run(case: Case, seed: int = 0) -> None:
         memory = module.full(count + 2 * GUARD, 0xFF, np.uint8)
         memories.append(memory)
         outs.append(memory[GUARD : GUARD + count].view(dtype).reshape(right.shape))
-    results = found(device(), case, on_device, tuple(outs))
+    results = found(on(), case, on_device, tuple(outs))
     assert results is not None
     check(case, tuple(result.get() for result in results), given)
     for memory, out, result in zip(memories, outs, results, strict=True):
         assert result.data.ptr == out.data.ptr
         assert bool((memory[:GUARD] == 0xFF).all())
         assert bool((memory[-GUARD:] == 0xFF).all())
-    again = found(device(), case, on_device)
+    again = found(on(), case, on_device)
     assert again is not None
     for first, second in zip(results, again, strict=True):
         np.testing.assert_array_equal(first.get().view(np.uint8), second.get().view(np.uint8))
@@ -78,6 +87,32 @@ def test_sizes_of_heads(dtype: str, head: int) -> None:
 def test_random_calls() -> None:
     for place, case in enumerate(random_cases(budget(200), random.Random(23))):
         run(case, place)
+
+
+@pytest.mark.parametrize("head", [64, 128])
+def test_sizes_without_warpgroups(head: int) -> None:
+    run(Case(heads=4, queries=150, keys=203, head=head), on=plain_device)
+    run(Case(dtype="bf16", heads=4, queries=150, keys=150, head=head, attributes=CAUSAL), on=plain_device)
+    gradients.check(plain_device(), Case(heads=4, key_heads=2, queries=150, keys=150, head=head, attributes=CAUSAL))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(heads=8, key_heads=2, queries=700, keys=1500, head=64),
+        Case(dtype="bf16", heads=6, key_heads=2, queries=700, keys=1500, head=128, attributes=CAUSAL),
+        Case(batch=3, heads=4, queries=500, keys=1300, head=64, valid=True),
+        Case(dtype="bf16", batch=3, heads=4, queries=500, keys=1300, head=128, valid=True, attributes=CAUSAL),
+        Case(heads=4, queries=1100, keys=1100, head=64, attributes={"left_window_size": 200, "right_window_size": 30}),
+        Case(heads=4, queries=1100, keys=1100, head=128, value_head=64, attributes={"left_window_size": 3}),
+        Case(batch=2, heads=4, queries=600, keys=900, head=64, value_head=128, mask=("f16", "hq"), layout="rows"),
+        Case(batch=2, heads=40, key_heads=8, queries=600, keys=700, head=64, mask=("bool", "h"), layout="strided"),
+        Case(batch=2, heads=4, queries=600, keys=700, head=128, mask=("f32", ""), attributes={"softcap": 3.0}),
+    ],
+    ids=str,
+)
+def test_many_tiles(case: Case) -> None:
+    run(case)
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -108,6 +143,7 @@ def test_many_blocks(dtype: str) -> None:
         *gradients.CASES,
         Case(batch=2, heads=12, key_heads=12, queries=513, keys=513, head=64, attributes=CAUSAL),
         Case(dtype="bf16", heads=8, key_heads=2, queries=300, keys=300, head=128, attributes=CAUSAL),
+        Case(batch=2, heads=8, key_heads=2, queries=700, keys=900, head=64, mask=("bool", "h")),
     ],
     ids=str,
 )

@@ -1,0 +1,158 @@
+"""How kernels of attention divide their work over blocks, by its sizes and the device."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .gpu import Gpu
+from .programs import Program
+
+WARPGROUPS_ARCH = 90
+"""The architecture that has products of warpgroups."""
+_GROUP_ROWS, _GROUP_THREADS = 64, 128
+_LONGEST_HEAD = 256
+_ACCUMULATORS, _MOST_ACCUMULATORS = 160, 192
+"""Registers of a thread for scores and sums, which leave enough for the rest; and where scores stay plain."""
+_KEYS, _STAGES = 64, 4
+"""Keys of a tile that warpgroups multiply, and tiles that a block holds."""
+_COLUMNS = 64
+"""Of a tile that passes by where gradients are summed by warpgroups."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one attention: `keys` are those of the past too, `seen` those that a mask reaches."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    past: int
+    keys: int
+    seen: int
+    head: int
+    value_head: int
+
+    @property
+    def group(self) -> int:
+        """Heads of queries that share one of keys."""
+        return self.heads // self.key_heads
+
+    @property
+    def widest(self) -> int:
+        """The longer of the heads of keys and of values."""
+        return max(self.head, self.value_head)
+
+
+@dataclass(frozen=True)
+class Division:
+    """What is launched, where a block computes some rows of one head.
+
+    Attributes:
+        program: what has the function.
+        function: its name.
+        rows: of a block.
+        threads: of a block.
+        shared: bytes of shared memory of a block.
+    """
+
+    program: Program
+    function: str
+    rows: int
+    threads: int
+    shared: int
+
+
+def division(gpu: Gpu, of: Sizes, defines: dict[str, Any], dtype: "np.dtype[Any]") -> Division:
+    """Of attention over tiles of keys."""
+    if dtype == np.float32:
+        return _of_floats(gpu, of, defines)
+    return _of_warpgroups(gpu, of, defines) if has_warpgroups(gpu, of, dtype) else _of_warps(gpu, of, defines)
+
+
+def has_warpgroups(gpu: Gpu, of: Sizes, dtype: "np.dtype[Any]") -> bool:
+    """Whether the device multiplies such tiles by warpgroups."""
+    return gpu.arch == WARPGROUPS_ARCH and dtype.itemsize == 2 and {of.head, of.value_head} <= {64, 128}
+
+
+def padded(size: int) -> int:
+    """The size of a head in shared memory, where it is multiplied in steps of 16."""
+    return -(-size // 16) * 16
+
+
+def _of_floats(gpu: Gpu, of: Sizes, defines: dict[str, Any]) -> Division:
+    tiles = 4
+    if of.batch * of.heads * -(-of.queries // (16 * tiles)) < gpu.multiprocessors:
+        tiles = 2
+    keys = 64 if of.widest <= 64 else 32
+    rows = 16 * tiles
+    shared = 4 * (rows * (of.head + 4) + rows * (keys + 4) + 2 * keys * (of.head + 4 + of.value_head))
+    program = Program.file("attention_f32.cu", **defines, TILES=tiles, KEYS=keys)
+    return Division(program, "attention_f32", rows, 256, shared)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """How attention.cu divides its work."""
+
+    warps: int
+    tiles: int
+    keys: int
+
+    @property
+    def rows(self) -> int:
+        """Queries of a block."""
+        return self.warps * self.tiles * 16
+
+    def shared_bytes(self, of: Sizes) -> int:
+        """Of a block: its queries, and two tiles of keys and values."""
+        key, value = padded(of.head) + 8, padded(of.value_head) + 8
+        return 2 * (self.rows * max(key, value) + 2 * self.keys * (key + value))
+
+
+def _of_warps(gpu: Gpu, of: Sizes, defines: dict[str, Any]) -> Division:
+    tiles = _tiles(gpu, of, bool(defines["SHAPED"]))
+    program = Program.file("attention.cu", **defines, WARPS=tiles.warps, TILES=tiles.tiles, KEYS=tiles.keys)
+    return Division(program, "attention", tiles.rows, tiles.warps * 32, tiles.shared_bytes(of))
+
+
+def _tiles(gpu: Gpu, of: Sizes, is_shaped: bool) -> _Tiles:
+    """The largest blocks that give every multiprocessor one."""
+    most = _ACCUMULATORS if is_shaped else _MOST_ACCUMULATORS
+    wide = padded(of.widest)
+    choices = [(4, 2), (4, 1), (2, 1)] if wide <= _LONGEST_HEAD // 2 else [(8, 1), (4, 1), (2, 1)]
+    found = None
+    for warps, tiles in choices:
+        keys = 64 if tiles * (64 + padded(of.value_head)) // 2 <= most else 32
+        found = _Tiles(warps, tiles, keys)
+        if found.shared_bytes(of) > gpu.shared_bytes:
+            found = _Tiles(warps, tiles, keys // 2)
+        blocks = of.batch * of.heads * -(-of.queries // found.rows)
+        if blocks >= gpu.multiprocessors and found.rows < 2 * of.queries:
+            break
+    assert found is not None
+    return found
+
+
+def _of_warpgroups(gpu: Gpu, of: Sizes, defines: dict[str, Any]) -> Division:
+    """The largest blocks of which a multiprocessor has several warpgroups; one of each where that leaves some idle."""
+    groups, blocks = (2, 2) if of.widest <= 64 else (3, 1)
+    if of.batch * of.heads * -(-of.queries // (groups * _GROUP_ROWS)) < blocks * gpu.multiprocessors:
+        groups, blocks = 1, 3 if of.widest <= 64 else 1
+    sizes = {"GROUPS": groups, "BLOCKS": blocks, "KEYS": _KEYS, "STAGES": _STAGES}
+    program = Program.file("attention_warpgroups.cu", "a", **defines, **sizes)
+    rows = groups * _GROUP_ROWS
+    shared = 2 * (rows * of.widest + _STAGES * _KEYS * (of.head + of.value_head)) + 16 * _STAGES
+    return Division(program, "attention", rows, groups * _GROUP_THREADS, shared)
+
+
+def division_of_gradients(of: Sizes, defines: dict[str, Any]) -> Division:
+    """Of gradients that warpgroups compute."""
+    groups, blocks, stages = (1, 3, 2) if of.widest <= 64 else (2, 1, 2)
+    program = Program.file(
+        "attention_gradient_warpgroups.cu", "a", **defines, GROUPS=groups, BLOCKS=blocks, STAGES=stages
+    )
+    rows, width = groups * _GROUP_ROWS, of.head + of.value_head
+    shared = 2 * (rows + stages * _COLUMNS) * width + stages * (8 * _COLUMNS + 16)
+    return Division(program, "attention_gradient", rows, groups * _GROUP_THREADS, shared)
