@@ -50,11 +50,13 @@ struct Rows {  // of keys or of values of one head
   const Element* past;
   const Element* added;
   Element* present;  // of the rows of both, one behind the other; or none
-  long long past_row, added_row;
+  int past_row, added_row;
   int count;  // of the past
 
   __device__ __forceinline__ void copy(uint4* to, int key, int chunk, bool is_given) const {
-    const Element* from = key < count ? past + key * past_row : added + (key - count) * added_row;
+    const bool is_past = key < count;
+    const int place = is_past ? key : key - count, row = is_past ? past_row : added_row;
+    const Element* from = (is_past ? past : added) + static_cast<long long>(place) * row;
     is_given = is_given && chunk < SIZE / WIDTH;
     copy_once(to, is_given ? from + chunk * WIDTH : added, is_given);
   }
@@ -100,11 +102,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const long long key_place = static_cast<long long>(batch) * (heads / group) + key_head;
   const Rows<HEAD> key_rows = {past_key + past_place,
                                k + batch * k_batch + key_head * k_head,
-                               writes ? present_key + key_place * keys * HEAD : nullptr, past_key_row, k_row, past};
+                               writes ? present_key + key_place * keys * HEAD : nullptr,
+                               static_cast<int>(past_key_row), static_cast<int>(k_row), past};
   const Rows<VALUE_HEAD> value_rows = {past_value + past_value_place,
                                        v + batch * v_batch + key_head * v_head,
                                        writes ? present_value + key_place * keys * VALUE_HEAD : nullptr,
-                                       past_value_row, v_row, past};
+                                       static_cast<int>(past_value_row), static_cast<int>(v_row), past};
 
   // What is written has to be read even where no query sees it.
   int begin = split * range, end = begin + range < keys ? begin + range : keys;
@@ -114,12 +117,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     end = end < to ? end : to;
   }
   uint4* const chunks = reinterpret_cast<uint4*>(shared) + threadIdx.x;
-  const int own = begin + warp * SLOTS + slot;  // the first key of these lanes
+  const int own = begin + warp * SLOTS;  // the first key of the warp
   const auto copy = [&](int start, int place) {
     if (start < end) {
 #pragma unroll
       for (int n = 0; n < COUNT; ++n) {
-        const int key = own + (start - begin) + n * STEP;
+        const int key = start + slot + n * STEP;
         uint4* const to = chunks + (place * COUNT + n) * LOADS * THREADS;
 #pragma unroll
         for (int i = 0; i < KEY_LOADS; ++i) key_rows.copy(to + i * THREADS, key, part + i * LANES, key < end);
@@ -131,17 +134,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     end_copies();
   };
 #pragma unroll 1
-  for (int i = 0; i < AHEAD; ++i) copy(begin + i * COUNT * STEP, i);
+  for (int i = 0; i < AHEAD; ++i) copy(own + i * COUNT * STEP, i);
 
   float query[ROWS][KEY_LOADS][WIDTH] = {};
   int from[ROWS], to[ROWS];  // the keys that a row sees
 #if MASK > 0
   long long masked[ROWS];
 #endif
+  int head = first / queries, place = first - head * queries;  // behind the last row it is repeated
 #pragma unroll
   for (int row = 0; row < ROWS; ++row) {
-    const int number = first + row < total ? first + row : total - 1, head = number / queries;
-    const int place = number - head * queries;
+    if (row > 0 && first + row < total && ++place == queries) place = 0, ++head;
     const Element* at = q + batch * q_batch + (key_head * group + head) * q_head + place * q_row;
 #pragma unroll
     for (int i = 0; i < KEY_LOADS; ++i)
@@ -159,13 +162,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (int row = 0; row < ROWS; ++row) peaks[row] = NOTHING, norms[row] = 0.0f;
 
 #pragma unroll 1
-  for (int start = begin, turn = 0; start < end; start += COUNT * STEP, turn = turn + 1 == AHEAD ? 0 : turn + 1) {
+  for (int start = own, turn = 0; start < end; start += COUNT * STEP, turn = turn + 1 == AHEAD ? 0 : turn + 1) {
     wait_for_copies_but<AHEAD - 1>();
     const uint4* const given = chunks + turn * COUNT * LOADS * THREADS;
     float scores[ROWS][COUNT];
 #pragma unroll
     for (int n = 0; n < COUNT; ++n) {
-      const int key = own + (start - begin) + n * STEP;
+      const int key = start + slot + n * STEP;
       float products[ROWS] = {};
 #pragma unroll
       for (int i = 0; i < KEY_LOADS; ++i) {
@@ -216,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int n = 0; n < COUNT; ++n)
 #pragma unroll
       for (int i = 0; i < VALUE_LOADS; ++i) {
-        const int key = own + (start - begin) + n * STEP;
+        const int key = start + slot + n * STEP;
         const uint4 chunk = given[(n * LOADS + KEY_LOADS + i) * THREADS];
         if (key < end) value_rows.keep(chunk, key, part + i * LANES);
         float numbers[WIDTH];
