@@ -192,28 +192,25 @@ def mlp(name: str, fault: str = "", seconds: str = "30", victim: str = "2") -> N
 
 
 class FaultyReplay(Executor):
-    """Something happens to it when all ranks have agreed on a replay of a graph with collectives, or before.
+    """Something happens to it when all ranks have agreed to replay a graph with collectives.
 
     Attributes:
-        fault: kill, or hang, before or after they agree; "" for nothing.
+        fault: kill, or hang; "" for nothing.
     """
 
     fault = ""
 
     def agreed(self, choice: int) -> list[int]:
         """What ranks chose."""
-        is_now = Choice.GRAPH <= choice < 99  # No longer number says what ranks have in their segments.
-        if is_now and self.fault.endswith("before"):
-            self.fail()
         found: list[int] = type(self._group).agree(self._group, choice)  # type: ignore[attr-defined]
-        if is_now and self.fault.endswith("after"):
+        if self.fault and Choice.GRAPH <= choice < 99:  # Long numbers say what ranks have in their segments.
             self.fail()
         return found
 
     def fail(self) -> None:
         """End without a word, or not at all."""
         tell_time()
-        if self.fault.startswith("kill"):
+        if self.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         while True:
             time.sleep(1)
