@@ -1,14 +1,16 @@
 """RNN, GRU and LSTM: one loop over time for each direction, with the input products of all steps done at once."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from .activation import sigmoid_of, softplus_of
 from .gemm import for_product, product
-from .operands import check_same_dtype, narrow, one_of, widen
-from .registry import Array, ArrayModule, kernel
+from .operands import check_same_dtype, compute_dtype, narrow, one_of, widen
+from .registry import Array, ArrayModule, Shaped, kernel
+from .scratch import SCRATCH, piece_bytes
 
 Floats = tuple[float, ...]
 Names = tuple[str, ...]
@@ -129,7 +131,10 @@ class Layer:
 
     def _run_direction(self, d: int, step: Step, backwards: bool) -> tuple[Array, State]:
         xp = self.xp
-        products = product(xp, self.x, self.w[d].T, self.r.dtype)
+        weight = self.w[d].T
+        shape = (*self.x.shape[:2], weight.shape[1])
+        into = SCRATCH.array("products", shape, self.r.dtype) if xp.__name__ == "numpy" else None
+        products = product(xp, self.x, weight, self.r.dtype, out=into)
         products += self.w_bias[d]
         state = tuple(initial[d] for initial in self.initial)
         outputs: list[Array] = [None] * len(products)
@@ -146,6 +151,14 @@ class Layer:
         return (xp.stack(outputs) if outputs else empty), state
 
 
+def _scratch_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For the input products of all steps, of one direction after the other."""
+    x, w = operands[0], operands[1]
+    if x is None or w is None:
+        return 0
+    return piece_bytes(math.prod(x.shape[:2]) * w.shape[1], compute_dtype(x.dtype).itemsize)
+
+
 def _names(activations: Names | None, default: Names, direction: str) -> Names:
     wanted = len(default) * (2 if direction == "bidirectional" else 1)
     names = tuple(activations or default * 2)[:wanted]
@@ -154,7 +167,7 @@ def _names(activations: Names | None, default: Names, direction: str) -> Names:
     return names
 
 
-@kernel("RNN", since=7)
+@kernel("RNN", since=7, scratch=_scratch_bytes)
 def rnn(
     xp: ArrayModule,
     x: Array,
@@ -194,7 +207,7 @@ def rnn(
     return layer.run(step_of, layout, x.dtype)
 
 
-@kernel("GRU", since=7)
+@kernel("GRU", since=7, scratch=_scratch_bytes)
 def gru(
     xp: ArrayModule,
     x: Array,
@@ -248,7 +261,7 @@ def gru(
     return layer.run(step_of, layout, x.dtype)
 
 
-@kernel("LSTM", since=7)
+@kernel("LSTM", since=7, scratch=_scratch_bytes)
 def lstm(
     xp: ArrayModule,
     x: Array,

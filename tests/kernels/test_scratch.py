@@ -94,6 +94,18 @@ def test_sums_and_products_take_what_they_declare(is_strided: bool) -> None:
         check(lookup("", "Einsum", 12), operands, {"equation": equation})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("op_type", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_recurrent_layers_take_what_they_declare(op_type: str, gates: int, direction: str) -> None:
+    numbers, directions = np.random.default_rng(3), 1 if direction == "forward" else 2
+    x, w, r = (
+        numbers.standard_normal(shape).astype(np.float32)
+        for shape in ((7, 3, 5), (directions, gates * 6, 5), (directions, gates * 6, 6))
+    )
+    nbytes = check(lookup("", op_type, 22), [x, w, r], {"direction": direction, "hidden_size": 6}, 2)  # type: ignore[arg-type]
+    assert nbytes >= 7 * 3 * gates * 6 * 4
+
+
 def test_cases_of_onnx_take_what_they_declare() -> None:
     for call, operands, _ in results_of_calls():
         if call.kernel.scratch is not None and len(call.outputs) == 1:
