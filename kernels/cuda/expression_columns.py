@@ -36,7 +36,7 @@ def problem_of(
     if any(types[step.names[0]].shape != space or tuple(step.attribute("axes")) != axes for step in sums):
         return None
     plain = _without_squeezes(expression, {step.target for step in sums})
-    if plain is None or len({types[step.names[0]].dtype for step in sums} - {types[sums[0].names[0]].dtype}) > 0:
+    if plain is None or len({computed_type(types[step.names[0]].dtype) for step in sums}) > 1:
         return None
     if any(step.operator.kind not in ("elementwise", "reduction") for step in plain.steps):
         return None

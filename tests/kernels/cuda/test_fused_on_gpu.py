@@ -11,7 +11,19 @@ from tests.gpu import NEEDS_GPU, cupy
 
 from .random_expressions import Array, Example, draw
 from .test_each import NARROW, UPDATE, computed, update
-from .test_generator import CHANNELS, COLUMNS, NORMALIZED, ONE_HOT, ROTARY, SOFTMAX, close, gradients, numbers, rotary
+from .test_generator import (
+    CHANNELS,
+    COLUMNS,
+    NORMALIZED,
+    ONE_HOT,
+    ROTARY,
+    SOFTMAX,
+    WIDENED,
+    close,
+    gradients,
+    numbers,
+    rotary,
+)
 
 pytestmark = NEEDS_GPU
 GUARD = 256
@@ -89,6 +101,8 @@ def test_sums_of_columns(dtype: Any) -> None:
     for shape in (*COLUMNS, (4, 256, 768), (4, 256, 3072), (8, 4000, 768), (1, 100_000, 33)):
         example = gradients(random, dtype, shape)
         check(example, shape[0])
+        if np.dtype(dtype).itemsize == 2 and shape[1] < 700:
+            check(Example(WIDENED, numbers(random, dtype, shape, shape)))
         kernel = cuda.lookup("irpar", "Fused", 1)
         assert kernel is not None
         operands = [uploaded(x) for x in example.operands]

@@ -65,6 +65,16 @@ GRADIENTS = (
     "y2 = Add(t7, 1.0)",
 )
 """Of a normalisation's scale and shift."""
+WIDENED = (
+    "t0 = Cast(x0, to=f32)",
+    "t1 = Mul(t0, 0.5)",
+    "t2 = ReduceSum(t1, axes=[-3, -2])",
+    "t3 = Squeeze(t2, axes=[-3, -2])",
+    "y0 = Cast(t3, to=bf16)",
+    "t5 = ReduceSum(x1, axes=[-3, -2])",
+    "y1 = Squeeze(t5, axes=[-3, -2])",
+)
+"""Sums of 16 bits beside some of float32."""
 SOFTMAX = (
     "t0 = Mul(x0, 0.125)",
     "t1 = Add(t0, x1)",
@@ -181,6 +191,7 @@ def test_kernels_compute_what_expressions_say(tmp_path: Path) -> None:
             Example(("t0 = Add(x0, x1)", "y0 = Gelu(t0)"), numbers(random, np.float16, (6, 40), (40,))),
             Example(ROTARY, rotary(random, np.float16, 16)),
             gradients(random, np.float32, (3, 30, 40)),
+            Example(WIDENED, numbers(random, ml_dtypes.bfloat16, (2, 3, 40), (2, 3, 40))),
             Example(ONE_HOT, (random.integers(-6, 6, (3, 8)), *numbers(random, np.float32, (3, 6, 8)))),
             Example(CHANNELS, numbers(random, np.float16, (2, 3, 4, 8), (3,), (3,))),
             Example(("t0 = Cast(x0, to=f16)", "y0 = Cast(t0, to=f32)"), numbers(random, np.float32, (5, 24))),
