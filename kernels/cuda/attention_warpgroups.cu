@@ -3,8 +3,8 @@
 // After FlashAttention-2 and 3 (Dao, 2023; Shah et al., 2024): each warpgroup of a block computes 64 queries of one head.
 // Tiles of keys and values pass through STAGES places in shared memory; barriers tell when one is there, and when all
 // have done with it, so that warpgroups drift apart: one's softmax is computed beside the products of others, as it is
-// beside those of other blocks of the multiprocessor. Scores of a tile are asked for behind the sums of the one before,
-// and both waited for at once. Weights stay in registers: sums of products have the layout that factors need.
+// beside those of other blocks of the multiprocessor. Scores of a tile are asked for before the sums of the tile before,
+// so that tensor cores have both to do. Weights stay in registers: sums of products have the layout that factors need.
 
 #include "attention.cuh"
 #include "warpgroups.cuh"
@@ -26,6 +26,7 @@ constexpr int THREADS = GROUPS * GROUP;
 constexpr int GROUP_ROWS = 64;
 constexpr int ROWS = GROUPS * GROUP_ROWS;
 constexpr int STAGE = KEYS * (HEAD + VALUE_HEAD);
+static_assert(STAGES > 2, "two tiles are in use while another is copied");
 constexpr int AHEAD = STAGES - 2;  // tiles that are asked for before they are needed, while two are in use
 
 // Scores of a warpgroup's queries and a tile of keys: asked for.
