@@ -62,3 +62,19 @@ def test_a_state_is_read_again_only_before_it_is_written_over() -> None:
     _, nodes = kernels("dx")
     assert [node.op_type for node in nodes] == ["MatMul", "Fused", "Fused", "Fused"]
     assert read(nodes[2]) == {"p", "b", "g", "dy"}, "what is written over it is made of what this kernel gives"
+
+
+def test_kernels_follow_what_they_read_again() -> None:
+    """The kernel of %g comes late by itself, for it gives %q too, and nothing is left of the Cast between the two."""
+    module = parse_module("""
+        graph @g(%x: f16[48], %dy: f32[64, 48]) -> (%dx, %q) opset 21 {
+            %g = Neg(%x) {| phase=forward} : ?
+            %gf = Cast(%g) {to=1 | phase=backward} : ?
+            %dx = Mul(%dy, %gf) {| phase=optimizer} : ?
+            %q = Exp(%g) {| phase=forward} : ?
+        }
+    """)
+    InferTypes().run(module)
+    nodes = stand_ins(Stretch(list(module.graph), set(module.graph.outputs)))
+    assert [{value.name for value in node.results} for node in nodes] == [{"g", "q"}, {"dx"}]
+    assert read(nodes[1]) == {"dy", "g"}

@@ -1,6 +1,6 @@
 """Nodes that one kernel computes become one node, irpar.Fused, or ONNX's Attention."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
@@ -108,10 +108,14 @@ def _in_order(stretch: Stretch, units: Sequence[Unit]) -> list[Unit | Node]:
     ranks: dict[Unit | Node, int] = {}
     followers: dict[Unit | Node, dict[Unit | Node, None]] = {unit: {} for unit in unit_of.values()}
     waits: dict[Unit | Node, int] = dict.fromkeys(followers, 0)
+    follows = {node: [*stretch.before[node]] for node in stretch.nodes}
+    for one in units:
+        # What is computed again is read although no node of the unit reads it.
+        follows[one.last] += (value.node for value in _read_again(one) if value.node in stretch.places)
     for node in stretch.nodes:
         unit = unit_of[node]
         ranks[unit] = stretch.places[node]
-        for before in map(unit_of.__getitem__, stretch.before[node]):
+        for before in map(unit_of.__getitem__, follows[node]):
             if before is not unit and unit not in followers[before]:
                 followers[before][unit] = None
                 waits[unit] += 1
@@ -128,6 +132,14 @@ def _in_order(stretch: Stretch, units: Sequence[Unit]) -> list[Unit | Node]:
                 heappush(ready, ranks[follower])
     assert len(found) == len(waits)
     return found
+
+
+def _read_again(unit: Unit) -> Iterable[Value]:
+    """What groups of a unit read, whoever of their nodes does so."""
+    if isinstance(unit, Product):
+        return [value for value in (unit.bias, unit.residual) if value is not None]
+    groups = unit.groups if isinstance(unit, Alike) else [unit] if isinstance(unit, Group) else []
+    return (value for group in groups for value in group.operands())
 
 
 def _replaced(unit: Unit, graph: Graph, write: Callable[[Make], list[Node]], origin: Node) -> list[Node]:

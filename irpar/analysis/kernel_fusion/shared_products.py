@@ -116,7 +116,8 @@ def _gated(group: Group, products: Sequence[Node]) -> SharedProduct | None:
     operands, results = group.operands(), group.results()
     if group.reduced or len(operands) != 2 or len(results) != 1:
         return None
-    pair = [value.node for value in operands if value.node in products and value not in group.stretch.kept]
+    needed = group.stretch.kept | group.stretch.read_again
+    pair = [value.node for value in operands if value.node in products and value not in needed]
     if len(pair) != 2 or any(user not in group.members for value in operands for user in value.users):
         return None
     first, second = (node for node in pair if node is not None)
