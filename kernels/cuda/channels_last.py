@@ -46,9 +46,12 @@ class Tile(NamedTuple):
     features: int
     efficiency: float
 
-    def shared_bytes(self, spatial: int, steps: int) -> int:
-        """Of a block: where windows begin; steps that are copied ahead, or the sums."""
-        stages = min(steps, 3 if self.rows * self.features > 64 * 64 else 4)
+    def shared_bytes(self, spatial: int) -> int:
+        """Of a block: where windows begin; steps that are copied ahead, or the sums.
+
+        Launches that follow each other take as much: to divide a multiprocessor's memory anew takes longer than most.
+        """
+        stages = 3 if self.rows * self.features > 64 * 64 else 4
         staged = stages * (self.rows + self.features) * _STEP_BYTES
         begins = -(-self.rows * (16 if spatial == 3 else 8) // 1024) * 1024
         return begins + max(staged, self.rows * (self.features + 8) * 4)
@@ -288,9 +291,8 @@ def _convolve(call: _Call) -> None:
     sizes = [np.int32(size) for size in (rows, call.x.shape[-1], call.depth, features, total, plan.steps, is_whole)]
     arguments = (call.x, call.weight, call.y, *joined, *call.following, *sizes, *call.geometry())
     has_warpgroups = itemsize == 2 and gpu.arch == _WARPGROUPS_ARCH
-    has_windows = math.prod(call.windows.kernel) > 1
-    program = _tiles(call.element, plan.tile, call.copied(), spatial, has_windows, has_warpgroups)
-    threads, shared = plan.tile.threads(call.element, has_warpgroups), plan.tile.shared_bytes(spatial, plan.steps)
+    program = _tiles(call.element, plan.tile, call.copied(), spatial, has_warpgroups)
+    threads, shared = plan.tile.threads(call.element, has_warpgroups), plan.tile.shared_bytes(spatial)
     gpu.launch(program, "convolve", (blocks, plan.splits), threads, arguments, shared)
 
 
@@ -324,12 +326,11 @@ def _convolve_groups(call: _Call) -> None:
     gpu.launch(_direct(call.element), "grouped", blocks, _THREADS, (*arguments, *numbers))
 
 
-def _tiles(element: int, tile: Tile, copied: int, spatial: int, has_windows: bool, has_warpgroups: bool) -> Program:
+def _tiles(element: int, tile: Tile, copied: int, spatial: int, has_warpgroups: bool) -> Program:
     sizes: dict[str, Any] = {"ROWS": tile.rows, "FEATURES": tile.features, "COPIED": copied, "SPATIAL": spatial}
-    kind: dict[str, Any] = {"ELEMENT": element, "WINDOWS": int(has_windows)}
     if has_warpgroups:
-        return Program.file("convolution_tiles.cu", "a", WARPGROUPS=1, **kind, **sizes)
-    return Program.file("convolution_tiles.cu", **kind, **sizes)
+        return Program.file("convolution_tiles.cu", "a", ELEMENT=element, WARPGROUPS=1, **sizes)
+    return Program.file("convolution_tiles.cu", ELEMENT=element, **sizes)
 
 
 def _direct(element: int) -> Program:
@@ -341,10 +342,10 @@ def all_programs() -> Iterator[Program]:
     for element in (0, 1, 2):
         yield _direct(element)
     for tile in TILES:
-        yield _tiles(0, tile, 4, 2, True, False)
-        yield _tiles(1, tile, 8, 2, True, False)
-        yield _tiles(1, tile, 8, 2, False, True)
-    yield _tiles(2, TILES[1], 8, 2, False, False)
-    yield _tiles(2, TILES[2], 8, 2, True, True)
-    yield _tiles(1, TILES[3], 4, 3, True, True)
-    yield _tiles(0, TILES[3], 1, 2, True, False)
+        yield _tiles(0, tile, 4, 2, False)
+        yield _tiles(1, tile, 8, 2, False)
+        yield _tiles(1, tile, 8, 2, True)
+    yield _tiles(2, TILES[1], 8, 2, False)
+    yield _tiles(2, TILES[2], 8, 2, True)
+    yield _tiles(1, TILES[3], 4, 3, True)
+    yield _tiles(0, TILES[3], 1, 2, False)

@@ -2,7 +2,6 @@
 // behind those by products. Places in arrays are numbers of 32 bits.
 
 #include "channels_last.cuh"
-#include "early.cuh"
 
 constexpr int THREADS = 256;
 constexpr int STRIP = 4;  // places side by side that a thread computes
@@ -12,8 +11,6 @@ constexpr int STRIP = 4;  // places side by side that a thread computes
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise(const Element* __restrict__ x, const Element* __restrict__ w, Element* __restrict__ y, FOLLOWING,
               int images, int channels, int lanes, GEOMETRY) {
-  let_next_begin();
-  wait_for_before();
   extern __shared__ __align__(16) unsigned char shared[];
   float* kernels = reinterpret_cast<float*>(shared);
   const int window = k0 * k1 * k2, width = lanes * WIDTH, first = blockIdx.y * width;
@@ -69,8 +66,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     grouped(const Element* __restrict__ x, const Element* __restrict__ w, Element* __restrict__ y, FOLLOWING, int images,
             int channels, int depth, int features, int total, GEOMETRY) {
-  let_next_begin();
-  wait_for_before();
   const unsigned count = images * o0 * o1 * o2 * total, step = gridDim.x * THREADS;
   const Following following = {bias, residual, activation, low, high};
   for (unsigned to = blockIdx.x * THREADS + threadIdx.x; to < count; to += step) {
@@ -101,8 +96,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // What follows on sums that lie in memory, WIDTH at once where the features are whole chunks; y may be the sums.
 extern "C" __global__ void __launch_bounds__(THREADS)
     follow(const float* sums, Element* y, FOLLOWING, int count, int total, int is_whole) {
-  let_next_begin();
-  wait_for_before();
   const Following following = {bias, residual, activation, low, high};
   const int at = blockIdx.x * THREADS + threadIdx.x, place = is_whole ? at * WIDTH : at;
   if (place >= count) return;
@@ -150,8 +143,6 @@ __device__ __forceinline__ void pad_some(const Element* __restrict__ x, Element*
 extern "C" __global__ void __launch_bounds__(THREADS)
     pad_channels(const Element* __restrict__ x, Element* __restrict__ y, int images, int lines, int width, int channels,
                  int image_step, int line_step, int pixel_step, int channel_step, int lead, int wide, int padded) {
-  let_next_begin();
-  wait_for_before();
   const Lines of = {images, lines, width, channels, image_step, line_step, pixel_step, channel_step, lead, wide, padded};
   if (padded == 2)
     pad_some<2>(x, y, of);

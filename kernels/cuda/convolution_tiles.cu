@@ -22,11 +22,9 @@ constexpr int THREADS = ROWS * 2;
 constexpr int THREADS = ELEMENT == 0 || ROWS * FEATURES > 128 * 64 ? 256 : 128;
 #endif
 constexpr int STAGES = ROWS * FEATURES > 64 * 64 ? 3 : 4;
-// Blocks of a multiprocessor, at the same time.
-constexpr int BLOCKS = ELEMENT == 0 || ROWS * FEATURES > 128 * 64 || WARPGROUPS && ROWS > 64 ? 2 : 3;
+constexpr int BLOCKS = ELEMENT == 0 || ROWS * FEATURES > 128 * 64 ? 2 : 3;  // of a multiprocessor, at the same time
 
 #include "convolution_tiles.cuh"
-#include "early.cuh"
 #if WARPGROUPS
 #include "warpgroups.cuh"
 #endif
@@ -172,9 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   const int tile = blockIdx.x % across, group = tile / tiles_across;
   const int first = blockIdx.x / across * ROWS, first_feature = tile % tiles_across * FEATURES;
 
-  let_next_begin();
   note_begins(begins, first, sizes, n0, n1, n2, k0, k1, k2, o0, o1, o2, s0, s1, s2, d0, d1, d2, p0, p1, p2);
-  wait_for_before();
   __syncthreads();
   const int begin = blockIdx.y * steps, all = (k0 * k1 * k2 * depth + DEPTH - 1) / DEPTH;
   const int count = all - begin < steps ? all - begin : steps;

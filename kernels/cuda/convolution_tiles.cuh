@@ -11,7 +11,6 @@
 // Defined by who compiles:
 //   ROWS, FEATURES   of a block: 64 or 128
 //   COPIED           elements that are copied at once, as many as always lie one after the other: 16, 8 or 4 bytes
-//   WINDOWS          1: windows have several places, and share what they read
 //   SPATIAL          dims of images: 2, or 3
 
 #include "channels_last.cuh"
@@ -25,9 +24,6 @@
 #endif
 #ifndef COPIED
 #define COPIED (16 / sizeof(Element))
-#endif
-#ifndef WINDOWS
-#define WINDOWS 1
 #endif
 #ifndef SPATIAL
 #define SPATIAL 2
@@ -61,17 +57,15 @@ __device__ __forceinline__ int swapped(int row, int element) {
   return row * DEPTH + ((element / WIDTH ^ row % 8) * WIDTH | element % WIDTH);
 }
 
-// Start a copy to a tile; of what windows share through the cache of the multiprocessor.
-template <bool IS_SHARED>
+// Start a copy to a tile.
 __device__ __forceinline__ void copy_elements(Element* to, const Element* from, bool is_given) {
-  if constexpr (COPIED * sizeof(Element) == 16 && !IS_SHARED)
+  if constexpr (COPIED * sizeof(Element) == 16)
     copy_async(to, from, is_given);
   else
     copy_few_async<COPIED * sizeof(Element)>(to, from, is_given);
 }
 
-// Copies the chunks of one column of each tile, step by step. Where a step is of one element of the window, all of them
-// follow each other before other channels do: what neighbours share is still in the cache then.
+// Copies the chunks of one column of each tile, step by step.
 class Copier {
  public:
   __device__ __forceinline__ Copier(const Element* x, const Element* w, const Begin* begins, const Sizes& sizes,
@@ -79,19 +73,10 @@ class Copier {
       : x_(x), w_(w), begins_(begins), k0_(k0), k1_(k1), k2_(k2), plane_(d0 * n1 * n2 * sizes.channels),
         line_(d1 * n2 * sizes.channels), pixel_(d2 * sizes.channels), depth_(sizes.depth),
         length_(k0 * k1 * k2 * sizes.depth), left_(sizes.features - first_feature - first_row()),
-        whole_(sizes.depth % DEPTH == 0 ? 0 : DEPTH / sizes.depth),
-        rest_(sizes.depth % DEPTH == 0 ? 0 : DEPTH % sizes.depth) {
+        whole_(DEPTH / sizes.depth), rest_(DEPTH % sizes.depth) {
     w_ += (first_feature + first_row()) * length_;
-    int place;
-    if (is_by_element()) {
-      const int window = k0 * k1 * k2;
-      place = step % window;
-      channel_ = step / window * DEPTH + column();
-    } else {
-      const int at = step * DEPTH + column();
-      place = at / depth_;
-      channel_ = at % depth_;
-    }
+    const int at = step * DEPTH + column(), place = at / depth_;
+    channel_ = at % depth_;
     c_ = place % k2_;
     b_ = place / k2_ % k1_;
     a_ = place / k2_ / k1_;
@@ -103,7 +88,7 @@ class Copier {
 
   // Start the copies of a step, and go to the next.
   __device__ __forceinline__ void copy(Element* tile) {
-    const bool is_any = a_ < k0_ && channel_ < depth_;
+    const bool is_any = a_ < k0_;
     const unsigned needed = is_any ? 0x10000u << b_ | 1u << c_ : 0xffffffffu;  // of what lies inside; not all ever do
     const Element* from = x_ + a_ * plane_ + b_ * line_ + c_ * pixel_ + channel_;
 #pragma unroll
@@ -114,14 +99,14 @@ class Copier {
 #if SPATIAL == 3
       is_given = is_given && (begin.planes >> a_ & 1);
 #endif
-      copy_elements<WINDOWS>(tile + swapped(row, column()), from + begin.offset, is_given);
+      copy_elements(tile + swapped(row, column()), from + begin.offset, is_given);
     }
     tile += ROWS * DEPTH;
     from = w_ + ((a_ * k1_ + b_) * k2_ + c_) * depth_ + channel_;
 #pragma unroll
     for (int pass = 0; pass < W_PASSES; ++pass) {
       const bool is_given = is_any && pass * AT_ONCE < left_;
-      copy_elements<false>(tile + swapped(first_row() + pass * AT_ONCE, column()), from, is_given);
+      copy_elements(tile + swapped(first_row() + pass * AT_ONCE, column()), from, is_given);
       from += AT_ONCE * length_;
     }
     go_on();
@@ -129,19 +114,17 @@ class Copier {
 
  private:
   static constexpr int AT_ONCE = THREADS / COLUMNS, X_PASSES = ROWS / AT_ONCE, W_PASSES = FEATURES / AT_ONCE;
+  // Whether windows are held in registers, where these are enough.
   static constexpr bool IS_HELD = X_PASSES <= 8;
   static __device__ __forceinline__ int column() { return threadIdx.x % COLUMNS * COPIED; }
   static __device__ __forceinline__ int first_row() { return threadIdx.x / COLUMNS; }
-  // Whether a step is of channels of one element of the window.
-  __device__ __forceinline__ bool is_by_element() const { return whole_ + rest_ == 0; }
 
   __device__ __forceinline__ void go_on() {
     channel_ += rest_;
-    c_ += is_by_element() ? 1 : whole_;
-    if (!is_by_element() && channel_ >= depth_) channel_ -= depth_, ++c_;
+    c_ += whole_;
+    if (channel_ >= depth_) channel_ -= depth_, ++c_;
     while (c_ >= k2_) c_ -= k2_, ++b_;
     while (b_ >= k1_) b_ -= k1_, ++a_;
-    if (is_by_element() && a_ == k0_) a_ = 0, channel_ += DEPTH;
   }
 
   const Element *x_, *w_;
@@ -214,7 +197,7 @@ __device__ __forceinline__ bool join_parts(float* sums, float* __restrict__ part
 #pragma unroll 1
   for (int pass = 0; pass < PASSES; pass += TOGETHER) {
     float4 added[TOGETHER] = {};
-#pragma unroll 4
+#pragma unroll 2
     for (int part = 0; part < static_cast<int>(gridDim.y); ++part)
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i) {
