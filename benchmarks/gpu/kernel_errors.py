@@ -43,6 +43,7 @@ STAND_INS = frozenset(
         "JoinHeads",
         "GroupNormChannelsLast",
         "PoolChannelsLast",
+        "SharedMatMul",
     )
 )
 """Operators of no model: the engine puts them in the place of others. The part `tests` tries their kernels."""

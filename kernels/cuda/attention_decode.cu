@@ -9,6 +9,7 @@
 // Keys are a past's and those that follow it. Where a present is asked for, what is read is written there.
 
 #include "ahead.cuh"
+#include "arrivals.cuh"
 #include "attention.cuh"
 #include "early.cuh"
 
@@ -30,7 +31,6 @@ constexpr int SLOTS = 32 / LANES;
 constexpr int KEY_LOADS = (KEY_CHUNKS + LANES - 1) / LANES, VALUE_LOADS = (VALUE_CHUNKS + LANES - 1) / LANES;
 constexpr int LOADS = KEY_LOADS + VALUE_LOADS;
 constexpr int STEP = WARPS * SLOTS;  // keys that a block reads at once
-constexpr int LINE = 128, LINES = (CHUNKS * 16 + LINE - 1) / LINE;  // bytes of the cache's lines, and lines of a key
 
 __device__ __forceinline__ void spread(float (&to)[WIDTH], uint4 chunk) {
   const unsigned words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
@@ -87,24 +87,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int split = blockIdx.x, splits = gridDim.x;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = lane / LANES, part = lane % LANES;
   let_next_begin();
-  // What was before may still be at work while the past comes to the cache.
-  const long long past_place = batch * past_key_batch + key_head * past_key_head;
-  const long long past_value_place = batch * past_value_batch + key_head * past_value_head;
-  for (int i = threadIdx.x; i < range * LINES; i += THREADS) {
-    const int key = split * range + i / LINES, column = i % LINES * (LINE / static_cast<int>(sizeof(Element)));
-    if (key >= past) break;
-    if (column < HEAD) prefetch(past_key + past_place + key * past_key_row + column);
-    if (column < VALUE_HEAD) prefetch(past_value + past_value_place + key * past_value_row + column);
-  }
   wait_for_before();
   const Sight sight(seen, queries, offset, left, right, valid, batch);
   const bool writes = first == 0 && present_key != nullptr;
   const long long key_place = static_cast<long long>(batch) * (heads / group) + key_head;
-  const Rows<HEAD> key_rows = {past_key + past_place,
+  const Rows<HEAD> key_rows = {past_key + batch * past_key_batch + key_head * past_key_head,
                                k + batch * k_batch + key_head * k_head,
                                writes ? present_key + key_place * keys * HEAD : nullptr,
                                static_cast<int>(past_key_row), static_cast<int>(k_row), past};
-  const Rows<VALUE_HEAD> value_rows = {past_value + past_value_place,
+  const Rows<VALUE_HEAD> value_rows = {past_value + batch * past_value_batch + key_head * past_value_head,
                                        v + batch * v_batch + key_head * v_head,
                                        writes ? present_value + key_place * keys * VALUE_HEAD : nullptr,
                                        static_cast<int>(past_value_row), static_cast<int>(v_row), past};
@@ -295,10 +286,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   unsigned* const count = arrived + batch * gridDim.y + blockIdx.y;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();
-    *is_last = atomicAdd(count, 1u) == static_cast<unsigned>(splits - 1);
+    *is_last = arrive(count) == static_cast<unsigned>(splits - 1);
     if (*is_last) *count = 0;
-    __threadfence();
   }
   __syncthreads();
   if (!*is_last) return;

@@ -1,6 +1,5 @@
 // For launches that may begin before what is before them on their stream has ended (programmatic dependent launch).
-// A kernel waits before it reads or writes anything that others may have written or read; until then it may bring to the
-// cache what it will read.
+// A kernel waits before it reads or writes anything that others may have written or read.
 
 #ifndef EMULATED  // tests give it on a processor
 
@@ -16,10 +15,6 @@ __device__ __forceinline__ void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-}
-
-__device__ __forceinline__ void prefetch(const void* address) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(address) : "memory");
 }
 
 #endif

@@ -8,6 +8,7 @@
 // Where w lies column by column, a warp computes whole columns (dots).
 
 #include "ahead.cuh"
+#include "arrivals.cuh"
 #include "early.cuh"
 #include "finish.cuh"
 
@@ -25,8 +26,6 @@ constexpr int COLUMNS = 32 * WIDTH;          // of a tile
 constexpr int DEEP = 4;                      // rows of a warp in a step
 constexpr int STEP = WARPS * DEEP;           // rows of a step
 constexpr int AHEAD = 3;                     // steps that are on their way
-constexpr int EARLY = 4;                     // steps that are brought to the cache before the launch's turn
-constexpr int LINE = 128, LINES = 512 / LINE;  // bytes of the cache's lines, and lines of a row of a tile
 constexpr int TOGETHER = GATED ? 2 : 1;      // tiles that become one
 constexpr int EACH = 2;                      // columns of a warp, where they are whole
 constexpr int JOINED = ROWS > 2 ? 2 : 8;      // blocks whose sums are read before the first is used
@@ -113,34 +112,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     return is_given ? widened(numbers[place]) : 0.0f;
   };
 
-  // What was before may still be at work while the first of w comes to the cache.
   let_next_begin();
-  {
-    const Tile at = tile_at(begin / steps);
-    for (int i = threadIdx.x; i < EARLY * STEP * LINES; i += THREADS) {
-      const Index row = static_cast<Index>(begin % steps) * STEP + i / LINES;
-      const Index column = at.left + i % LINES * (LINE / sizeof(Element));
-      if (row < depth && column < at.columns) prefetch(at.w + row * at.w_row + column);
-    }
-  }
   wait_for_before();
   aim();
-#pragma unroll 1
-  for (int i = 0; i < AHEAD; ++i) copy(i);
   int tile = begin / steps, in_tile = begin % steps;
   float own[ROWS][WIDTH] = {}, following = number(in_tile);
 #if GATED
   float gates[ROWS] = {};
 #endif
+  // Copies alone at first, so that there is one place in the program where they begin.
 #pragma unroll 1
-  for (int step = begin, slot = 0; step < end; ++step, slot = slot + 1 == AHEAD ? 0 : slot + 1) {
+  for (int step = begin - AHEAD, slot = 0; step < end; ++step, slot = slot + 1 == AHEAD ? 0 : slot + 1) {
+    Chunk taken[DEEP];
+    if (step >= begin) {
+      wait_for_copies_but<AHEAD - 1>();
+#pragma unroll
+      for (int j = 0; j < DEEP; ++j) taken[j] = chunks[(slot * DEEP + j) * THREADS];
+    }
+    copy(slot);
+    if (step < begin) continue;
     const float current = following;
     following = number(in_tile + 1 == steps ? 0 : in_tile + 1);
-    wait_for_copies_but<AHEAD - 1>();
-    Chunk taken[DEEP];
-#pragma unroll
-    for (int j = 0; j < DEEP; ++j) taken[j] = chunks[(slot * DEEP + j) * THREADS];
-    copy(slot);
 #pragma unroll
     for (int j = 0; j < DEEP; ++j)
 #pragma unroll
@@ -194,10 +186,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
       int awaited = last_of(before) - first_of(before);
       if (before < behind) awaited += last_of(behind) - first_of(behind) + 1;
       if (threadIdx.x == 0) {
-        __threadfence();
-        *is_last = atomicAdd(arrived + before, 1u) == static_cast<unsigned>(awaited);
+        *is_last = arrive(arrived + before) == static_cast<unsigned>(awaited);
         if (*is_last) arrived[before] = 0;
-        __threadfence();
       }
       __syncthreads();
       is_done = *is_last;

@@ -207,6 +207,7 @@ inline unsigned atomicAdd(unsigned* to, unsigned count) {
   *to += count;
   return before;
 }
+inline unsigned arrive(unsigned* counter) { return atomicAdd(counter, 1u); }
 template <class Number>
 inline Number __ldcg(const Number* from) {
   return *from;
@@ -245,10 +246,6 @@ inline void copy_few_async(void* to, const void* from, bool is_given) {
 inline void copy_async(void* to, const void* from, bool is_given) { copy_few_async<16>(to, from, is_given); }
 inline void wait_for_before() {}
 inline void let_next_begin() {}
-inline void prefetch(const void* address) {
-  static volatile unsigned char read;
-  read = *static_cast<const unsigned char*>(address);
-}
 inline void copy_once(void* to, const void* from, bool is_given) { copy_async(to, from, is_given); }
 static void perform(const Copy& copy) {
   if (copy.is_given)

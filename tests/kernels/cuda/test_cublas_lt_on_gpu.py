@@ -36,7 +36,7 @@ SHAPES = [
     ((40, 64), (6, 64, 8)),
     ((2, 4, 512), (512, 1000)),
 ]
-FEW_ROWS = [((1, 2048), (2048, 264)), ((8, 4096), (4096, 136)), ((3, 520), (520, 4096)), ((2048,), (2048, 512))]
+FEW_ROWS = [((1, 2048), (2048, 264)), ((2, 4096), (4096, 136)), ((2, 520), (520, 4096)), ((2048,), (2048, 512))]
 """Of large matrices."""
 ODD_ROWS = ((640, 512), (512, 1001))
 """Of a product that is computed with rows further apart."""
@@ -116,7 +116,7 @@ def test_what_follows(dtype: np.dtype, result: np.dtype, shapes: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("sizes", [(4104, 520), (33, 32768), (14336, 136)], ids=str)
 def test_few_rows_are_summed_in_one_order(dtype: np.dtype, rows: int, sizes: tuple[int, int]) -> None:
     numbers = np.random.default_rng()
@@ -151,7 +151,7 @@ def test_rows_of_a_length(dtype: np.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize(
     ("gate", "sizes"),
     [("none", (4096, 520, 1032)), ("none", (2048, 520)), ("silu", (2056, 2056)), ("gelu_tanh", (520, 520))],
