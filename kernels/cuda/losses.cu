@@ -26,7 +26,7 @@ __device__ __forceinline__ Loss loss_value(float x) { return narrowed(x); }
 __device__ __forceinline__ float weight_value(Loss x) { return widened(x); }
 #endif
 
-constexpr int THREADS = 512;
+constexpr int THREADS = 256;
 constexpr int EACH = 16 / sizeof(Element);  // elements of a word of 16 bytes
 constexpr int WORDS = 4;                    // that a thread reads before it uses the first
 #define LEAST bits_value(0xff800000u)       // minus infinity
@@ -67,7 +67,7 @@ template <int COUNT> __device__ __forceinline__ void add(Sum& own, const float (
 
 // losses[row] = (log(sum of exp(x)) - x[label]) * share, and shares[row]: the weight of its class, 0 where ignored. What
 // is taken off the scores of a row to make them logarithms: norms[row] first, then norms[rows + row].
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     cross_entropy(const Element* __restrict__ scores, const PLACE* __restrict__ labels,
                   const Loss* __restrict__ weights, float* __restrict__ losses, float* __restrict__ shares,
                   float* __restrict__ norms, bool* fault, unsigned rows, unsigned places, unsigned classes,
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 // gradients[row] = (softmax(x) - one_hot(label)) * factors[row], by the norms that `cross_entropy` gave; zeros behind the
 // classes of a row. A label counts from the end where it is negative.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     cross_entropy_gradient(const Element* __restrict__ scores, const PLACE* __restrict__ labels,
                            const float* __restrict__ norms, const float* __restrict__ factors,
                            Element* __restrict__ gradients, unsigned rows, unsigned places, unsigned classes,

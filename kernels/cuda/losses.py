@@ -18,7 +18,7 @@ from .registry import cuda_kernel
 
 _PLACES = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
 _KINDS = {"none": 0, "sum": 1, "mean": 2}
-_THREADS = 512
+_THREADS = 256
 _SIDE = 32
 _BLOCKS_EACH = 4
 _MOST_BLOCKS = 65535
