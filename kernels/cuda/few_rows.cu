@@ -28,7 +28,7 @@ constexpr int STEP = WARPS * DEEP;           // rows of a step
 constexpr int AHEAD = 3;                     // steps that are on their way
 constexpr int TOGETHER = GATED ? 2 : 1;      // tiles that become one
 constexpr int EACH = 2;                      // columns of a warp, where they are whole
-constexpr int JOINED = ROWS > 2 ? 2 : 8;      // blocks whose sums are read before the first is used
+constexpr int JOINED = ROWS > 2 ? 4 : 18 / ROWS;  // blocks whose sums are read before the first is used
 
 static_assert(COLUMNS <= THREADS, "a thread has one column of a tile");
 static_assert(ROWS * DEEP <= 32, "a lane has one number of x");
@@ -196,10 +196,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         const float* from = parts + static_cast<Index>(first + tile) * (ROWS * COLUMNS) + place;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) total[r] = 0.0f;
-#pragma unroll(JOINED)
-        for (int i = first; i <= last; ++i, from += ROWS * COLUMNS)
+#pragma unroll 1
+        for (int i = first; i <= last; i += JOINED, from += JOINED * ROWS * COLUMNS) {
+          float given[JOINED][ROWS];
 #pragma unroll
-          for (int r = 0; r < ROWS; ++r) total[r] += __ldcg(from + r * COLUMNS);
+          for (int j = 0; j < JOINED; ++j)
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+              given[j][r] = i + j <= last ? __ldcg(from + (j * ROWS + r) * COLUMNS) : 0.0f;
+#pragma unroll
+          for (int j = 0; j < JOINED; ++j)
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) total[r] += given[j][r];
+        }
       };
       if (is_done && has_column) {
         join(behind, found);
