@@ -109,14 +109,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const auto number = [&](int in_tile) {  // of x: that of row lane / DEEP at the warp's place lane % DEEP
     const int place = in_tile * STEP;
     const bool is_given = lane < ROWS * DEEP && place + warp * DEEP + lane % DEEP < depth;
-    return is_given ? widened(numbers[place]) : 0.0f;
+    return is_given ? numbers[place] : Element(0);
   };
 
   let_next_begin();
   wait_for_before();
   aim();
   int tile = begin / steps, in_tile = begin % steps;
-  float own[ROWS][WIDTH] = {}, following = number(in_tile);
+  float own[ROWS][WIDTH] = {};
+  Element following = number(in_tile);  // not waited for before it is used
 #if GATED
   float gates[ROWS] = {};
 #endif
@@ -131,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     }
     copy(slot);
     if (step < begin) continue;
-    const float current = following;
+    const float current = widened(following);
     following = number(in_tile + 1 == steps ? 0 : in_tile + 1);
 #pragma unroll
     for (int j = 0; j < DEEP; ++j)
