@@ -23,6 +23,7 @@
 constexpr int THREADS = WARPS * 32;
 constexpr int WIDTH = 16 / sizeof(Element);  // elements of a chunk
 constexpr int COUNT = 2, AHEAD = 2;
+constexpr int JOINED = 16;  // ranges whose sums are read before the first is used
 
 constexpr int KEY_CHUNKS = HEAD / WIDTH, VALUE_CHUNKS = VALUE_HEAD / WIDTH;
 constexpr int CHUNKS = KEY_CHUNKS > VALUE_CHUNKS ? KEY_CHUNKS : VALUE_CHUNKS;
@@ -301,11 +302,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll 4
     for (int other = 0; other < splits; ++other) peak = fmaxf(peak, all[2 * (other * ROWS + row)]);
     const float base = peak == NOTHING ? 0.0f : peak;
-#pragma unroll 8
-    for (int other = 0; other < splits; ++other) {
-      const float shrink = exp2_of(all[2 * (other * ROWS + row)] - base);
-      norm += all[2 * (other * ROWS + row) + 1] * shrink;
-      sum += __ldcg(parts + (at + other * ROWS + row) * VALUE_HEAD + column) * shrink;
+    const float* from = parts + (at + row) * VALUE_HEAD + column;
+#pragma unroll 1
+    for (int start = 0; start < splits; start += JOINED, from += JOINED * ROWS * VALUE_HEAD) {
+      float given[JOINED];
+#pragma unroll
+      for (int i = 0; i < JOINED; ++i) given[i] = start + i < splits ? __ldcg(from + i * ROWS * VALUE_HEAD) : 0.0f;
+#pragma unroll
+      for (int i = 0; i < JOINED; ++i) {
+        if (start + i >= splits) break;
+        const float shrink = exp2_of(all[2 * ((start + i) * ROWS + row)] - base);
+        norm += all[2 * ((start + i) * ROWS + row) + 1] * shrink;
+        sum += given[i] * shrink;
+      }
     }
     result(row)[column] = element_of(norm == 0.0f ? 0.0f : sum / norm);
   }
