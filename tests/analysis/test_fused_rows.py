@@ -40,6 +40,34 @@ def test_rows_are_added_without_zeros(gives: str) -> None:
         np.testing.assert_allclose(found.astype(np.float64), right.astype(np.float64), rtol=2e-3, atol=2e-3)
 
 
+TWICE = """
+    graph @g(%ids: i64[3], %more: i64[2], %rows: f32[3, 4], %others: f32[2, 4]) -> (%y) opset 21 {
+        %zero = constant : f32[] 0.0
+        %shape = constant : i64[2] [9, 4]
+        %last = constant : i64[1] [-1]
+        %zeros = Expand(%zero, %shape) : ?
+        %places = Unsqueeze(%ids, %last) : ?
+        %s = ScatterND(%zeros, %places, %rows) {reduction="add"} : ?
+        %others_places = Unsqueeze(%more, %last) : ?
+        %t = ScatterND(%zeros, %others_places, %others) {reduction="add"} : ?
+        %y = Add(%s, %t) : ?
+    }
+"""
+
+
+def test_rows_of_two_readers_that_are_added_to_each_other() -> None:
+    module, nodes = added(TWICE)
+    assert [node.op_type for node in nodes].count("AddRows") == 1
+    random = np.random.default_rng(0)
+    inputs = [
+        np.array([1, -1, 1]),
+        np.array([8, 1]),
+        *(random.standard_normal((n, 4)).astype(np.float32) for n in (3, 2)),
+    ]
+    for found, right in zip(computed(module, inputs, nodes), computed(module, inputs), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-6)
+
+
 PLACED = """
     graph @g(%rows: f32[3, 4]) -> (%c) opset 21 {
         %zeros = constant : f32[3, 4] ZEROS

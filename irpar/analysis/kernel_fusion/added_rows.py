@@ -72,8 +72,14 @@ def added_rows(nodes: Sequence[Node], kept: Set[Value], taken: Set[Node]) -> lis
         taken: nodes that belong to others.
     """
     inside = {node: place for place, node in enumerate(nodes) if node not in taken}
-    found = (_found(node, inside, kept) for node in inside if node.identity == ("", "ScatterND"))
-    return [one for one in found if one is not None]
+    made: list[AddedRows] = []
+    for node in nodes:
+        one = _found(node, inside, kept) if node in inside and node.identity == ("", "ScatterND") else None
+        if one is not None:
+            made.append(one)
+            for member in one.members:  # Where two are added to each other, the first has the Add.
+                del inside[member]
+    return made
 
 
 def _found(scatter: Node, inside: dict[Node, int], kept: Set[Value]) -> AddedRows | None:

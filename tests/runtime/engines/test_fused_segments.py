@@ -81,6 +81,21 @@ def test_the_engine_computes_the_same(mesh: dict[str, int]) -> None:
         np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "family", ["t5", *(pytest.param(name, marks=pytest.mark.slow) for name in sorted({*models.FAMILIES} - {"t5"}))]
+)
+def test_what_runs_of_a_step_is_computed_before_it_is_read(family: str) -> None:
+    step = irpar.train_step(models.build(family), loss="mse", optimizer="adamw")
+    (part,) = irpar.partition(step, "x=1").parts
+    for segment in build_program(part.graph, writes_over=True).segments:
+        made, computed = fused(segment, Constants(part))
+        known = {*made.inputs, *made.constants, *computed}
+        for node in made.nodes:
+            assert known.issuperset(node.inputs), node
+            known.update(node.results)
+        assert known.issuperset(made.outputs)
+
+
 def test_segments_without_convolutions_are_as_before() -> None:
     segment, constants = whole("mlp")
     made, computed = fused(segment, constants)
