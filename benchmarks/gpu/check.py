@@ -125,15 +125,13 @@ def _check(options: argparse.Namespace) -> int:
         except machine.MissingError as error:
             print(f"error: nothing to check on: {error}", file=sys.stderr)
             return NOTHING
-    start = time.monotonic()
     names = [name for name in PARTS if not options.only or name in options.only]
     facts = machine.facts(options.engine)
     scratch_folder, pool = tempfile.TemporaryDirectory(prefix="irpar-gpu-check-"), ThreadPoolExecutor(len(names))
     with scratch_folder as scratch, pool:
         found = list(pool.map(lambda name: _part(name, options, Path(scratch)), names))
     parts = dict(zip(names, found, strict=True))
-    texts = {name: _lines(name, found) for name, found in parts.items()}
-    for path in report.write(options.out, facts, parts, texts, time.monotonic() - start):
+    for path in report.merge(options.out, facts, parts, _lines):
         print(f"written: {path}")
     return 0 if all(found.is_good for found in parts.values()) else FAILED
 

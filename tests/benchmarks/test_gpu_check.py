@@ -24,7 +24,7 @@ from benchmarks.gpu import (
     rank_worker,
     report,
 )
-from benchmarks.gpu.findings import Context, Findings, merged
+from benchmarks.gpu.findings import MOST_FAILURES, Context, Findings, merged
 from benchmarks.gpu.trials import Call, Trial
 from irpar import kernels
 from irpar.kernels.cuda import cublas_lt
@@ -347,9 +347,12 @@ def test_the_report(tmp_path: Path) -> None:
         "tests": Findings(checks=2, failures=["test_a: assert 1 == 2\nmore"], notes=["skipped"]),
         "ranks": Findings(),
     }
-    data, text = report.write(tmp_path / "new", {"device": "one", "torch": None}, parts, {"kernels": ["a table"]}, 9.0)
+    facts = {"device": "one", "torch": None, "commit": "c1"}
+    lines_of = {"kernels": ["a table"]}
+    folder = tmp_path / "new"
+    data, text = report.merge(folder, facts, parts, lambda name, found: lines_of.get(name, []))
     made = json.loads(data.read_text())
-    assert (made["format"], made["is_good"], made["machine"]["device"]) == (report.FORMAT, False, "one")
+    assert made["format"] == report.FORMAT
     assert {name: part["is_good"] for name, part in made["parts"].items()} == {
         "kernels": True,
         "tests": False,
@@ -357,13 +360,25 @@ def test_the_report(tmp_path: Path) -> None:
     }
     assert Findings.of_json(made["parts"]["tests"]) == parts["tests"]
     lines = text.read_text().splitlines()
-    assert "| kernels | good | 3 | 0 | 2 s |" in lines
-    assert "| tests | FAILED | 2 | 1 | 0 s |" in lines
-    assert "| ranks | NOTHING CHECKED | 0 | 0 | 0 s |" in lines
+    assert any(line.startswith("| kernels | good | 3 | 0 | 2 s | 2") and line.endswith(" c1 |") for line in lines)
+    assert any(line.startswith("| tests | FAILED | 2 | 1 | 0 s |") for line in lines)
+    assert any(line.startswith("| ranks | NOTHING CHECKED | 0 | 0 | 0 s |") for line in lines)
     assert "- test_a: assert 1 == 2 more" in lines
     assert "a table" in lines
     assert "| torch | None |" not in lines
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["gpu_check.json", "gpu_check.md"]
+    assert sorted(path.name for path in folder.iterdir()) == ["gpu_check.json", "gpu_check.md"]
+
+
+def test_parts_gather_in_the_report(tmp_path: Path) -> None:
+    def merge(commit: str, parts: dict[str, Findings]) -> list[str]:
+        _, text = report.merge(tmp_path, {"commit": commit}, parts, lambda name, found: [])
+        return text.read_text().splitlines()
+
+    merge("c1", {"kernels": Findings(checks=1), "tests": Findings(2, ["bad"] * (MOST_FAILURES + 3))})
+    lines = merge("c2", {"kernels": Findings(checks=4)})
+    assert any(line.startswith("| kernels | good | 4 | 0 |") and line.endswith(" c2 |") for line in lines)
+    assert any(line.startswith("| tests | FAILED | 2 | 203 |") and line.endswith(" c1 |") for line in lines)
+    assert {"| kernels | version |", "| tests | version |", "- and 3 more"} <= {*lines}
 
 
 def test_shares_are_merged() -> None:
