@@ -304,7 +304,7 @@ class Pinned(bytearray):
 
 
 class _Device:
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int = 0) -> None:
         assert 0 <= number < STRICT.cuda.runtime.getDeviceCount()
 
     def __enter__(self) -> "_Device":

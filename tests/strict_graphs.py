@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -170,14 +170,26 @@ class Graph:
 
 
 class Pool:
-    """A memory pool, of graphs or the module's."""
+    """A memory pool, of graphs or the module's.
+
+    Attributes:
+        holding: those that took memory, and hold it until they are told to free what is free, also when they are gone.
+    """
+
+    holding: ClassVar[set["Pool"]] = set()
 
     def __init__(self, grow: Callable[[int], Any] | None = None) -> None:
         self._grow = grow
         self._roots: list[np.ndarray] = []
 
     def malloc(self, size: int) -> Any:
-        return SimpleNamespace(mem=SimpleNamespace(size=size)) if self._grow is None else self._grow(size)
+        if self._grow is None:
+            return SimpleNamespace(mem=SimpleNamespace(size=size))
+        self.holding.add(self)
+        return self._grow(size)
+
+    def free_all_blocks(self) -> None:
+        self.holding.discard(self)
 
     def take(self, root: np.ndarray) -> int | None:
         """Memory for an array: where it lies, if it is of others; None: where it lies already."""

@@ -1,6 +1,7 @@
 """CUDA graphs of the engine cupy on a device: what is replayed gives what was launched."""
 
 import cProfile
+import gc
 import io
 import pstats
 import threading
@@ -16,6 +17,8 @@ from irpar import models
 from irpar.onnx_io import to_module
 from irpar.output.training_facts import facts_of
 from irpar.runtime.engines import cupy as engine
+from irpar.runtime.engines.arena import Arena
+from irpar.runtime.engines.cuda_graphs.recording import GraphMemory, Recording
 from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh
 from irpar.training.trainer import Trainer
@@ -69,6 +72,21 @@ def test_a_long_chain_is_replayed(on_device: bool) -> None:
     for run in range(5):
         found.check(numbers(1024, seed=run), on_device=on_device, tolerance=1e-5)
     assert found.captured == (1, NODES, 0)
+
+
+def test_nodes_share_memory_beside_the_arena_which_goes_with_the_stream() -> None:
+    module, size = cupy(), 1 << 20
+    pool, arena = module.get_default_memory_pool(), Arena(module, module.empty(512, np.uint8))
+    used = pool.used_bytes()
+    stream = module.cuda.Stream(non_blocking=True)
+    recording = Recording(module, stream, GraphMemory(module))
+    for _ in range(3):
+        with stream, recording.lending(arena, []):
+            module.empty(size, np.uint8)
+    assert pool.used_bytes() == used + size
+    del recording
+    gc.collect()
+    assert pool.used_bytes() == used
 
 
 def test_replays_take_little_time_of_the_host() -> None:

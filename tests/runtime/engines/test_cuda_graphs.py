@@ -489,6 +489,20 @@ def test_what_kernels_make_beside_results_lies_where_the_arena_is_free(
     assert [block.size for block in blocks] == ([256] if on_device else [])
 
 
+def test_what_kernels_make_beside_results_shares_blocks_that_go_with_the_graphs() -> None:
+    """CuPy's pools hold their free blocks until they are told to let go of them, also when nobody has the pools."""
+    before = {*strict_graphs.Pool.holding}
+    program = compiled(CROWDED, keep_on_device=True)
+    arena = program.engine.arena(0, program.device.arena_bytes)
+    for run in range(3):
+        program.check(numbers(64, 64, seed=run), on_device=True, arena=arena, tolerance=1e-6)
+    # One has the blocks: that of the stream.
+    assert len(strict_graphs.Pool.holding - before) == 1
+    del program, arena
+    gc.collect()
+    assert not strict_graphs.Pool.holding - before
+
+
 def test_a_result_that_a_kernel_made_elsewhere_does_not_stay_at_a_lent_place(monkeypatch: pytest.MonkeyPatch) -> None:
     call = PlacedKernel.__call__
     monkeypatch.setattr(

@@ -1,6 +1,7 @@
 """Capturing what a stream is given, and the memory that what was captured goes on using."""
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,8 +37,10 @@ class GraphMemory:
             blocks.append(pointer.mem)
             return pointer
 
+        pool = cupy.cuda.MemoryPool(grow)
         self._blocks = blocks
-        self.allocate = cupy.cuda.MemoryPool(grow).malloc
+        self.allocate = pool.malloc
+        weakref.finalize(self, _let_go, cupy.cuda.Device(), pool.free_all_blocks).atexit = False
 
 
 class Recording:
@@ -91,8 +94,12 @@ class Recording:
     def lending(self, arena: Arena, free: Sequence[tuple[int, int]]) -> Iterator[LentPlaces]:
         """In here arrays lie at free places of an arena, as far as there are."""
         places = LentPlaces(self._cupy, arena, free, self._memory.allocate)
-        with self._cupy.cuda.using_allocator(self._cupy.cuda.MemoryPool(places.grow).malloc):
-            yield places
+        pool = self._cupy.cuda.MemoryPool(places.grow)
+        try:
+            with self._cupy.cuda.using_allocator(pool.malloc):
+                yield places
+        finally:
+            pool.free_all_blocks()  # With a pool that is gone its free blocks would not go.
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -111,3 +118,9 @@ class Recording:
             side.synchronize()
         self.kept.append(target)
         return target
+
+
+def _let_go(device: Any, free_all_blocks: Callable[[], None]) -> None:
+    """Give back the free blocks that a pool has on a device, which would stay taken when it is gone."""
+    with device:
+        free_all_blocks()
