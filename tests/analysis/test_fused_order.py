@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from irpar.analysis.kernel_fusion import fuse
+from irpar.analysis.kernel_fusion import Stretch, fuse, stand_ins
 from irpar.ir import Module, print_module
 from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh
+from tests.passes.fuse_kernels.texts import computed
 from tests.runtime.programs import module
 
 TEXT = """
@@ -64,3 +65,23 @@ def test_a_last_dim_that_stays_is_read_as_it_lies() -> None:
 def test_another_operand_that_is_no_scalar() -> None:
     text = TEXT.replace("%c: f32[1]", "%c: f32[5, 1]").replace("PERM", "[0, 2, 1]").replace("SHAPE", "2, 5, 3")
     assert fused(module(text.replace("OTHER", "%c")))[1] == "%e = irpar.Fused(%t, %c)"
+
+
+def test_a_transpose_of_a_product_that_is_made_turned() -> None:
+    made = module(
+        """
+        graph @g(%a: f32[64, 32], %b: f32[32, 48], %c: f32[64, 16]) -> (%y) opset 18 {
+          %m = MatMul(%a, %b) : f32[64, 48]
+          %t = Transpose(%m) {perm=[1, 0]} : f32[48, 64]
+          %e = Tanh(%t) : f32[48, 64]
+          %s = Abs(%e) : f32[48, 64]
+          %y = MatMul(%s, %c) : f32[48, 16]
+        }
+        """
+    )
+    nodes = stand_ins(Stretch([*made.graph], {*made.graph.outputs}))
+    assert [node.op_type for node in nodes] == ["Transpose", "Transpose", "MatMul", "Fused", "MatMul"]
+    random = np.random.default_rng(4)
+    inputs = [random.normal(size=value.shape).astype(np.float32) for value in made.graph.inputs]
+    for found, right in zip(computed(made, inputs, nodes), computed(made, inputs), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-4)

@@ -101,3 +101,15 @@ def test_what_stays(old: str, new: str) -> None:
     assert old in ADDED
     _, nodes = added(ADDED.replace(old, new))
     assert "ScatterND" in {node.op_type for node in nodes}
+
+
+def test_indices_that_are_not_there() -> None:
+    module = parse_module(ADDED)
+    InferTypes().run(module)
+    places = next(node for node in module.graph if node.op_type == "Unsqueeze")
+    rest = [node for node in module.graph if node is not places]
+    (ids, *_) = module.graph.inputs
+    for nodes, has_rows in ((rest, False), ([places, *rest], True)):
+        made = stand_ins(Stretch(nodes, set(module.graph.outputs)))
+        assert any(node.op_type == "AddRows" for node in made) == has_rows
+        assert any(ids in node.inputs for node in made) == has_rows

@@ -88,7 +88,7 @@ def _found(scatter: Node, inside: dict[Node, int], kept: Set[Value]) -> AddedRow
         return None
     if rows.dtype is not DType.F32 or not all(value.is_static for value in (places, rows, scatter.result)):
         return None
-    indices = _indices(places)
+    indices = _indices(places, inside)
     is_in_place = rows.type == scatter.result.type and _is_each_place(places, rows.shape)
     if not _is_zero(zeros) or rows.shape != (*places.shape[:-1], *scatter.result.shape[1:]):
         return None
@@ -120,13 +120,13 @@ def _only_reader(value: Value, inside: dict[Node, int], kept: Set[Value]) -> Nod
     return reader if reader in inside else None
 
 
-def _indices(places: Value) -> Value | None:
-    """What an Unsqueeze made places of one number each of."""
+def _indices(places: Value, inside: dict[Node, int]) -> Value | None:
+    """What an Unsqueeze made places of one number each of, where it is there: a node inside reads it."""
     node = places.node
     if node is None or node.identity != ("", "Unsqueeze") or places.dtype not in (DType.I32, DType.I64):
         return None
     indices = node.operand(0)
-    if indices is None or not indices.is_static or not places.is_static:
+    if indices is None or not indices.is_static or not any(user in inside for user in indices.users):
         return None
     axes = ints_attribute(node, "axes") if len(node.operands) < 2 else ints_operand(node, 1)
     rank = len(places.shape)

@@ -42,8 +42,8 @@ def turned(group: Group) -> Turned | None:
         return None
     (operand,) = wide
     node = operand.node
-    if node is None or node.identity != ("", "Transpose") or node not in stretch.places:
-        return None
+    if node is None or node.identity != ("", "Transpose") or node not in stretch.places or node in stretch.taken:
+        return None  # Of what is taken only results are there.
     source, order = node.operand(0), permutation(node)
     if source is None or order is None or order[-1] == len(order) - 1:
         return None
