@@ -64,7 +64,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const int tiles = tiles_of(columns), tiles1 = tiles_of(columns1);
   const int all = (tiles + tiles1 + tiles_of(columns2)) * steps;
   const int begin = blockIdx.x * each, end = all - begin < each ? all : begin + each;
-  const Finish finish = {bias, residual, alpha, beta, activation};
 
   const auto tile_at = [&](int tile) {
 #if GATED
@@ -225,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #if GATED
         y[to] = narrowed(activated(gates[r], activation) * found[r]);
 #else
-        at.y[to] = finish(found[r], to, column);
+        at.y[to] = Finish{bias, residual, alpha, beta, activation}(found[r], to, column);
 #endif
       }
     }
