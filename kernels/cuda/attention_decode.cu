@@ -11,7 +11,6 @@
 #include "ahead.cuh"
 #include "arrivals.cuh"
 #include "attention.cuh"
-#include "early.cuh"
 
 #ifndef ROWS
 #define ROWS 1
@@ -87,8 +86,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int key_head = blockIdx.y / blocks, first = blockIdx.y % blocks * ROWS, batch = blockIdx.z;
   const int split = blockIdx.x, splits = gridDim.x;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slot = lane / LANES, part = lane % LANES;
-  let_next_begin();
-  wait_for_before();
   const Sight sight(seen, queries, offset, left, right, valid, batch);
   const bool writes = first == 0 && present_key != nullptr;
   const long long key_place = static_cast<long long>(batch) * (heads / group) + key_head;

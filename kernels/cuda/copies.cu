@@ -3,8 +3,6 @@
 // Sizes and strides are of up to 5 dims, the last ones where there are fewer (RANK), of which the last is the fastest in
 // what is written. Strides are in elements.
 
-#include "early.cuh"
-
 #ifndef BYTES
 #define BYTES 4
 #endif
@@ -31,8 +29,6 @@ extern "C" __global__ void __launch_bounds__(256)
     copy(const Element* __restrict__ from, Element* __restrict__ to, unsigned count, unsigned n0, unsigned n1,
          unsigned n2, unsigned n3, unsigned n4, Index f0, Index f1, Index f2, Index f3, Index f4, Index t0, Index t1,
          Index t2, Index t3, Index t4) {
-  let_next_begin();
-  wait_for_before();
   const unsigned sizes[5] = {n0, n1, n2, n3, n4};
   const Index from_strides[5] = {f0, f1, f2, f3, f4}, to_strides[5] = {t0, t1, t2, t3, t4};
   const unsigned step = gridDim.x * blockDim.x;
@@ -62,8 +58,6 @@ constexpr int LINES = 8;
 extern "C" __global__ void __launch_bounds__(SIDE * LINES)
     transpose(const Element* __restrict__ from, Element* __restrict__ to, unsigned n0, unsigned n1, unsigned n2,
               unsigned n3, unsigned n4, Index f0, Index f1, Index f2, Index f4, Index t0, Index t1, Index t2, Index t3) {
-  let_next_begin();
-  wait_for_before();
   extern __shared__ __align__(16) unsigned char shared[];
   Element* square = reinterpret_cast<Element*>(shared);  // SIDE rows of SIDE + 1
   const unsigned outer = n0 * n1 * n2, down = (n3 + SIDE - 1) / SIDE, across = (n4 + SIDE - 1) / SIDE;
@@ -92,8 +86,6 @@ extern "C" __global__ void __launch_bounds__(SIDE * LINES)
 extern "C" __global__ void __launch_bounds__(256)
     join(Element* __restrict__ to, unsigned rows, unsigned width, Index stride, PART(0), PART(1), PART(2), PART(3),
          PART(4), PART(5), PART(6), PART(7)) {
-  let_next_begin();
-  wait_for_before();
   const Element* const parts[8] = {p0, p1, p2, p3, p4, p5, p6, p7};
   const unsigned widths[8] = {w0, w1, w2, w3, w4, w5, w6, w7};
   const Index strides[8] = {s0, s1, s2, s3, s4, s5, s6, s7};
@@ -115,8 +107,6 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     join_heads(Element* __restrict__ to, unsigned count, unsigned places, unsigned heads, unsigned size, HEADS(0), HEADS(1),
                HEADS(2), HEADS(3)) {
-  let_next_begin();
-  wait_for_before();
   const Element* const parts[4] = {p0, p1, p2, p3};
   const unsigned counts[4] = {n0, n1, n2, n3};
   const Index batches[4] = {b0, b1, b2, b3}, rows[4] = {s0, s1, s2, s3}, steps[4] = {h0, h1, h2, h3};

@@ -167,7 +167,7 @@ class KernelText:
                 functions(),
                 f"typedef {self.index} Index;",
                 f'extern "C" __global__ void __launch_bounds__({threads}) fused({", ".join((*pointers, *numbers))}) {{',
-                *indented(["let_next_begin();", "wait_for_before();", *body]),
+                *indented(body),
                 "}",
                 "",
             )

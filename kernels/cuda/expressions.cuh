@@ -1,8 +1,6 @@
 // What the generator's kernels are made of: conversions, vectors in memory, ONNX's operators on one element, reductions.
 // Compiled as host C++ (no __CUDACC__) the emulation that includes it gives the conversions and the shuffles.
 
-#include "early.cuh"
-
 #ifdef __CUDACC__
 #define DEVICE __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__

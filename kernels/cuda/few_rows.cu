@@ -9,7 +9,6 @@
 
 #include "ahead.cuh"
 #include "arrivals.cuh"
-#include "early.cuh"
 #include "finish.cuh"
 
 #ifndef ROWS
@@ -111,8 +110,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     return is_given ? numbers[place] : Element(0);
   };
 
-  let_next_begin();
-  wait_for_before();
   aim();
   int tile = begin / steps, in_tile = begin % steps;
   float own[ROWS][WIDTH] = {};
@@ -240,8 +237,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
          Index w_column, float alpha, float beta, int activation) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const Index first = (static_cast<Index>(blockIdx.x) * WARPS + warp) * EACH;
-  let_next_begin();
-  wait_for_before();
   if (first >= columns) return;
   const Element* from[EACH];
 #pragma unroll

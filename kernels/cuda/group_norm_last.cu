@@ -5,7 +5,6 @@
 // an image, so that little is lost where channels are far from zero.
 
 #include "channels_last.cuh"
-#include "early.cuh"
 
 // What a block has of an image: lanes along chunks, so many places at once, and a range of places.
 struct Part {
@@ -26,8 +25,6 @@ struct Part {
 extern "C" __global__ void __launch_bounds__(256)
     measure(const Chunk* __restrict__ x, const Element* __restrict__ scale, float* __restrict__ sums, float* __restrict__ found,
             unsigned* __restrict__ counters, unsigned places, unsigned chunks, unsigned each, int lanes, int groups, float epsilon) {
-  let_next_begin();
-  wait_for_before();
   extern __shared__ __align__(16) unsigned char shared[];
   float* own = reinterpret_cast<float*>(shared);  // [2][WIDTH][256], then [2][channels]
   unsigned* is_last = reinterpret_cast<unsigned*>(own);
@@ -113,8 +110,6 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     standardise(const Chunk* __restrict__ x, const Element* __restrict__ bias, const float* __restrict__ found, Chunk* __restrict__ y,
                 unsigned places, unsigned chunks, unsigned each, int lanes, int activation, float low, float high) {
-  let_next_begin();
-  wait_for_before();
   const Part part(lanes, chunks, places, each);
   const Following following{nullptr, nullptr, activation, low, high};
   if (part.row < 0) return;

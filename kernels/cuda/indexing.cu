@@ -1,7 +1,6 @@
 // Reading and adding rows by index. PLACE is the type of an index. What an index outside of its range reads is the first
 // row; it sets `fault`.
 
-#include "early.cuh"
 #include "elements.cuh"
 
 #ifndef BYTES
@@ -38,8 +37,6 @@ __device__ __forceinline__ unsigned row_of(PLACE index, unsigned length, bool* f
 extern "C" __global__ void __launch_bounds__(256)
     gather(const Unit* __restrict__ x, const PLACE* __restrict__ indices, Unit* __restrict__ y, bool* fault,
            unsigned outer, unsigned places, unsigned length, unsigned inner, Index outer_stride, Index row_stride) {
-  let_next_begin();
-  wait_for_before();
   const unsigned count = outer * places * inner, step = gridDim.x * blockDim.x;
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
     unsigned above = i / inner, column = i - above * inner;
@@ -68,8 +65,6 @@ constexpr int TILE = EACH * THREADS;
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_rows(const PLACE* __restrict__ indices, const Update* __restrict__ updates, Element* __restrict__ y,
              bool* fault, unsigned places, unsigned length, unsigned inner) {
-  let_next_begin();
-  wait_for_before();
   extern __shared__ __align__(16) unsigned char shared[];
   unsigned char* is_same = shared;  // EACH flags of each thread
   const unsigned* words = reinterpret_cast<const unsigned*>(shared);
@@ -140,8 +135,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(256)
     one_hot(const PLACE* __restrict__ indices, const Unit* __restrict__ ends, Unit* __restrict__ y, unsigned outer,
             unsigned depth, unsigned inner) {
-  let_next_begin();
-  wait_for_before();
   const unsigned count = outer * depth * inner, step = gridDim.x * blockDim.x;
   const Unit off = ends[0], on = ends[1];
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {

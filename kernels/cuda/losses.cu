@@ -3,7 +3,6 @@
 // Rows are those of a batch and of places in it; classes lie one after the other. WEIGHTED: classes have weights. PLACE:
 // the type of a label. WIDE: a loss and weights are floats, whatever scores are.
 
-#include "early.cuh"
 #include "elements.cuh"
 
 #ifndef PLACE
@@ -72,8 +71,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                   const Loss* __restrict__ weights, float* __restrict__ losses, float* __restrict__ shares,
                   float* __restrict__ norms, bool* fault, unsigned rows, unsigned places, unsigned classes,
                   Index batch_stride, Index place_stride, Index ignored, int is_any_ignored) {
-  let_next_begin();
-  wait_for_before();
   extern __shared__ __align__(16) unsigned char shared[];
   Sum* sums = reinterpret_cast<Sum*>(shared);  // THREADS
   for (unsigned row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -137,8 +134,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
                            const float* __restrict__ norms, const float* __restrict__ factors,
                            Element* __restrict__ gradients, unsigned rows, unsigned places, unsigned classes,
                            unsigned length, Index batch_stride, Index place_stride) {
-  let_next_begin();
-  wait_for_before();
   for (unsigned row = blockIdx.x; row < rows; row += gridDim.x) {
     const unsigned batch = row / places;
     const Element* x = scores + batch * batch_stride + (row - batch * places) * place_stride;
@@ -198,8 +193,6 @@ constexpr int LINES = THREADS / SIDE;
 extern "C" __global__ void __launch_bounds__(THREADS)
     logarithms(const Element* __restrict__ scores, const float* __restrict__ norms, Element* __restrict__ logs,
                unsigned batches, unsigned places, unsigned classes, Index batch_stride, Index place_stride) {
-  let_next_begin();
-  wait_for_before();
   extern __shared__ __align__(16) unsigned char shared[];
   float* square = reinterpret_cast<float*>(shared);  // SIDE places of SIDE + 1 classes
   const unsigned rows = batches * places, across = (classes + SIDE - 1) / SIDE, down = (places + SIDE - 1) / SIDE;
@@ -228,8 +221,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     logarithms_of_rows(const Element* __restrict__ scores, const float* __restrict__ norms, Element* __restrict__ logs,
                        unsigned rows, unsigned classes, Index stride) {
-  let_next_begin();
-  wait_for_before();
   for (unsigned row = blockIdx.x; row < rows; row += gridDim.x) {
     const float most = norms[row], rest = norms[rows + row];
     for (unsigned column = threadIdx.x; column < classes; column += THREADS)
@@ -241,8 +232,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     reduced(const float* __restrict__ losses, const float* __restrict__ shares, Loss* __restrict__ y, unsigned rows,
             int kind) {
-  let_next_begin();
-  wait_for_before();
   if (kind == 0) {
     unsigned row = blockIdx.x * THREADS + threadIdx.x;
     if (row < rows) y[row] = loss_value(losses[row]);

@@ -1,7 +1,6 @@
 // Pools of images with channels last: a thread makes BYTES of the channels of a place; MEAN: the mean of a window, else
 // its greatest element. Where places are few, several threads share the lines of a window.
 
-#include "early.cuh"
 #include "elements.cuh"
 #include "geometry.cuh"
 
@@ -54,8 +53,6 @@ __device__ __forceinline__ Wide joined(Wide made, Wide value) {
 extern "C" __global__ void __launch_bounds__(256)
     pool(const Chunk* __restrict__ x, Chunk* __restrict__ y, unsigned count, unsigned chunks, int lanes, GEOMETRY, int b0,
          int b1, int b2) {
-  let_next_begin();
-  wait_for_before();
   extern __shared__ __align__(16) unsigned char shared[];
   Wide* partial = reinterpret_cast<Wide*>(shared);  // [shares][WIDTH][lanes], where there are several
   const int shares = blockDim.x / lanes, lane = threadIdx.x % lanes, share = threadIdx.x / lanes;

@@ -3,7 +3,6 @@
 // INTERLEAVED: pairs stand next to each other, else half of what is rotated apart. PLACED: rows have places in the
 // tables of cosines and sines, of the type PLACE; else the tables have the rows. Strides are in elements.
 
-#include "early.cuh"
 #include "elements.cuh"
 
 #ifndef WIDTH
@@ -34,8 +33,6 @@ extern "C" __global__ void __launch_bounds__(256)
            Index place_batch, Index place_row) {
   const unsigned chunks = (size - half) / WIDTH, count = batches * rows * heads * chunks;
   const unsigned step = gridDim.x * blockDim.x;
-  let_next_begin();
-  wait_for_before();
   for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step) {
     unsigned rest = i / chunks, column = (i - rest * chunks) * WIDTH;
     unsigned head = rest % heads, row = rest / heads % rows, batch = rest / heads / rows;

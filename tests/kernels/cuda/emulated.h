@@ -244,8 +244,6 @@ inline void copy_few_async(void* to, const void* from, bool is_given) {
   fiber.copies.push_back({to, from, is_given, fiber.group, bytes});
 }
 inline void copy_async(void* to, const void* from, bool is_given) { copy_few_async<16>(to, from, is_given); }
-inline void wait_for_before() {}
-inline void let_next_begin() {}
 inline void copy_once(void* to, const void* from, bool is_given) { copy_async(to, from, is_given); }
 static void perform(const Copy& copy) {
   if (copy.is_given)

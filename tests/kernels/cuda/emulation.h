@@ -15,7 +15,6 @@ using namespace std;
 #define __launch_bounds__(n)
 #define __shared__ static
 #define __restrict__
-#define EMULATED
 
 struct Three { unsigned x; };
 static Three threadIdx, blockIdx, blockDim, gridDim;
@@ -24,8 +23,6 @@ struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct half_t { unsigned short bits; };
 struct bfloat_t { unsigned short bits; };
 
-DEVICE void wait_for_before() {}
-DEVICE void let_next_begin() {}
 DEVICE float of_bits(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
 DEVICE unsigned bits_of(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
 DEVICE float infinity() { return of_bits(0x7f800000u); }
