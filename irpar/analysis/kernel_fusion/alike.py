@@ -69,7 +69,7 @@ def _joined(grouping: Grouping) -> Callable[[list[Group]], Alike | None]:
         if len(groups) < 2 or not _are_apart(groups) or not grouping.is_convex(members):
             return None
         made = Alike(tuple(groups))
-        grouping.unit.update(dict.fromkeys(members, made))
+        grouping.assign(made)
         return made
 
     return join

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
+
 from irpar.analysis.engines import writes_out
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.kernels.expression import Expression, Number, Step
@@ -279,6 +281,16 @@ class Grouping:
         self.stretch = stretch
         self.group: dict[Node, Group] = {}
         self.unit: dict[Node, Unit] = {}
+        self._begins = np.arange(len(stretch.nodes))
+        """For each place where the first unit begins that has nodes both before it and from it on; it, if none has."""
+
+    def assign(self, unit: Unit) -> None:
+        """Let nodes be part of a unit."""
+        self.unit.update(dict.fromkeys(unit.members, unit))
+        places = [self.stretch.places[node] for node in unit.members]
+        first, last = min(places), max(places)
+        begins = self._begins[first : last + 1]
+        np.minimum(begins, first, out=begins)
 
     def groups(self) -> list[Group]:
         """The groups in the stretch, in the order of their last nodes."""
@@ -309,7 +321,7 @@ class Grouping:
         made = first.with_other(second)
         if made is not None and self.is_convex(made.members):
             self.group.update(dict.fromkeys(made.members, made))
-            self.unit.update(dict.fromkeys(made.members, made))
+            self.assign(made)
 
     def _join_columns(self) -> None:
         """Let sums of columns of what one group makes be one group too."""
@@ -324,12 +336,12 @@ class Grouping:
             if made is not None and self.is_convex(made.members):
                 known[key] = made
                 self.group.update(dict.fromkeys(made.members, made))
-                self.unit.update(dict.fromkeys(made.members, made))
+                self.assign(made)
 
     def is_convex(self, members: Collection[Node]) -> bool:
         """Whether no path leaves some nodes and comes back, where other units are one node each."""
         places, before = self.stretch.places, self.stretch.before
-        least = min(map(places.__getitem__, members))
+        least = self._apart(min(map(places.__getitem__, members)))
         seen: set[Node] = set()
         waiting = [producer for node in members for producer in before[node] if producer not in members]
         while waiting:
@@ -346,6 +358,12 @@ class Grouping:
                     return False
                 waiting += before[inner]
         return True
+
+    def _apart(self, place: int) -> int:
+        """The last place up to one that no unit lies on both sides of: nothing before it waits for what comes later."""
+        while self._begins[place] < place:
+            place = int(self._begins[place])
+        return place
 
 
 def _is_for_kernel(one: Lowered) -> bool:

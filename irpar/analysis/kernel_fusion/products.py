@@ -67,7 +67,7 @@ def join_products(grouping: Grouping, groups: Sequence[Group]) -> list[Group | P
     for group in groups:
         product = _product(group)
         if product is not None and grouping.is_convex(product.members):
-            grouping.unit.update(dict.fromkeys(product.members, product))
+            grouping.assign(product)
             found.append(product)
         else:
             found.append(group)

@@ -73,7 +73,7 @@ def share_products(grouping: Grouping, units: Sequence[Group | Product]) -> list
     for unit in units:
         shared = _gated(unit, left) if isinstance(unit, Group) else None
         if shared is not None and grouping.is_convex(shared.members):
-            grouping.unit.update(dict.fromkeys(shared.members, shared))
+            grouping.assign(shared)
             left = [node for node in left if node not in shared.members]
         else:
             shared = None
@@ -86,7 +86,7 @@ def share_products(grouping: Grouping, units: Sequence[Group | Product]) -> list
             members = tuple(nodes[begin : begin + MOST_MATRICES])
             if len(members) > 1 and grouping.is_convex(members):
                 made = _shared(members, members, "none", tuple(node.results[0] for node in members))
-                grouping.unit.update(dict.fromkeys(members, made))
+                grouping.assign(made)
                 found.append(made)
     return found
 

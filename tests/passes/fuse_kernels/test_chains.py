@@ -8,11 +8,12 @@ import onnx
 import pytest
 
 import irpar
+from irpar.analysis.kernel_fusion import Stretch, stand_ins
 from irpar.ir.text.files import parse_module
 from irpar.onnx_io import to_module, to_proto
 from irpar.pass_manager import PassManager
 
-from .texts import fused, graph
+from .texts import computed, fused, graph
 
 
 def test_chains_with_broadcasts_are_one_node(check_golden: Any) -> None:
@@ -254,3 +255,25 @@ def test_bodies_are_written_with_their_operators() -> None:
     assert str(module).count("irpar.Fused") == 2
     onnx.checker.check_model(to_proto(module), full_check=True)
     assert "Fused" not in str(to_proto(module))
+
+
+def test_no_kernel_waits_for_one_that_waits_for_it() -> None:
+    text = graph(  # %e joins %a, which is before %n and %t: what reads both of these cannot be one with %n, which %e reads.
+        "%d = constant : i64[] 64",
+        "%ends = constant : f32[2] [0.0, 1.0]",
+        "%h = OneHot(%ids, %d, %ends) {axis=1} : f32[64, 64]",
+        "%a = Sub(%x, %h) : f32[64, 64]",
+        "%t = MatMul(%a, %x) : f32[64, 64]",
+        "%n = Softmax(%x) : f32[64, 64]",
+        "%e = Add(%n, %a) : f32[64, 64]",
+        "%m = Mul(%n, %t) : f32[64, 64]",
+        takes="%x: f32[64, 64], %ids: i64[64]",
+        gives="%e, %m",
+    )
+    module = parse_module(text)
+    nodes = stand_ins(Stretch([*module.graph], {*module.graph.outputs}))
+    assert [node.op_type for node in nodes] == ["Fused", "Fused", "MatMul", "Fused"]
+    random = np.random.default_rng(0)
+    inputs = [random.normal(size=(64, 64)).astype(np.float32), random.integers(0, 64, 64)]
+    for found, right in zip(computed(module, inputs, nodes), computed(module, inputs), strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
