@@ -14,7 +14,7 @@ import numpy as np
 
 from ..registry import Array
 from .attention_division import Sizes, division
-from .gpu import Gpu, strides_of
+from .gpu import Gpu, pointers_of, strides_of
 from .programs import Program
 from .registry import cuda_kernel
 
@@ -254,11 +254,6 @@ def in_tiles(gpu: Gpu, q: Array, k: Array, v: Array, y: Array, logarithms: Array
     gpu.launch(found.program, found.function, blocks, found.threads, arguments, found.shared)
 
 
-def pointers_of(*arrays: Array | None) -> list[Any]:
-    """Arrays as launches take them; a null pointer for what is absent."""
-    return [np.uint64(0) if x is None else x for x in arrays]
-
-
 # -- few queries ----------------------------------------------------------------------------------------------------
 
 _AHEAD, _COUNT = 2, 2
@@ -290,7 +285,7 @@ def _decode(
     q = aligned(gpu, q)
     new = [aligned(gpu, x) for x in added]
     old = [x if past is None else aligned(gpu, past) for past, x in zip(pasts, new, strict=True)]
-    present = list(presents) or [np.uint64(0)] * 2
+    present = list(presents) or pointers_of(None, None)
     parts = states = y
     if splits > 1:
         parts = gpu.empty((blocks * splits * rows * of.value_head,), np.dtype(np.float32))

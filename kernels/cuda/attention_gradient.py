@@ -14,12 +14,11 @@ from .attention import (
     aligned,
     fits,
     in_tiles,
-    pointers_of,
     result_arrays,
     sizes_of,
 )
 from .attention_division import Sizes, division_of_gradients, has_warpgroups, padded
-from .gpu import Gpu, strides_of
+from .gpu import Gpu, pointers_of, strides_of
 from .programs import Program
 from .registry import cuda_kernel
 

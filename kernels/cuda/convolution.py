@@ -16,7 +16,7 @@ from ..operands import compute_dtype, contiguous_result
 from ..registry import Array
 from ..windows import Windows
 from .copies import in_order
-from .gpu import Gpu
+from .gpu import Gpu, pointers_of
 from .indexing import ELEMENTS
 from .programs import Program
 from .registry import cuda_kernel
@@ -24,7 +24,6 @@ from .registry import cuda_kernel
 Ints = tuple[int, ...]
 
 _THREADS, _MOST_BLOCKS, _CHUNK_BYTES = 256, 65535, 16
-_NONE = np.uint64(0)
 
 
 @cuda_kernel("Conv", since=1)
@@ -55,7 +54,7 @@ def conv(
     x, weight = in_order(gpu, x), in_order(gpu, weight)
     if is_depthwise(x, weight, group):
         numbers = np.int32(shape[1]), np.int32(shape[1] // group), *_geometry(x, windows)
-        arguments = (x, weight, _pointer(bias), out, *numbers)
+        arguments = (x, weight, *pointers_of(bias), out, *numbers)
         gpu.launch(_program(x), "depthwise", _grid(math.prod(windows.counts), shape[1], shape[0]), _THREADS, arguments)
     else:
         _multiply_columns(gpu, x, weight, bias, group, windows, out)
@@ -100,7 +99,7 @@ def _multiply_columns(
         if is_apart or bias is not None:
             sizes = np.int32(features), np.int32(places), np.int32(length)
             grid = _grid(places, features, len(part))
-            gpu.launch(_program(x), "add_bias", grid, _THREADS, (sums, target, _pointer(bias), *sizes))
+            gpu.launch(_program(x), "add_bias", grid, _THREADS, (sums, target, *pointers_of(bias), *sizes))
 
 
 def _grid(places: int, rows: int, images: int) -> Ints:
@@ -109,10 +108,6 @@ def _grid(places: int, rows: int, images: int) -> Ints:
 
 def _geometry(x: Array, windows: Windows) -> list[Any]:
     return [np.int32(number) for number in geometry(x.shape[2:], windows)]
-
-
-def _pointer(bias: Array | None) -> Any:
-    return _NONE if bias is None else bias
 
 
 def _program(x: Array) -> Program:

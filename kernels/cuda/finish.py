@@ -7,12 +7,11 @@ import numpy as np
 
 from ..operands import narrow
 from ..registry import Array, ArrayModule
-from .gpu import Gpu
+from .gpu import Gpu, pointers_of
 from .indexing import ELEMENTS
 from .programs import Program
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu_tanh": 2, "silu": 3}
-_NONE = np.uint64(0)
 _THREADS, _BLOCKS_EACH = 256, 32
 
 
@@ -51,7 +50,7 @@ class Finish(NamedTuple):
 
     def arguments(self, wide: "np.dtype[Any]") -> tuple[list[Any], list[Any]]:
         """As a launch takes them, for sums in some dtype: pointers, and numbers."""
-        pointers = [_NONE if x is None else x for x in (self.bias, self.residual)]
+        pointers = pointers_of(self.bias, self.residual)
         return pointers, [wide.type(self.alpha), wide.type(self.beta), np.int32(ACTIVATIONS[self.activation])]
 
     def launch(self, gpu: Gpu, sums: Array, result: Array) -> None:

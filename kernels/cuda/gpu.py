@@ -119,6 +119,11 @@ class Gpu:
         found(blocks, threads, tuple(arguments), shared_mem=shared)
 
 
+def pointers_of(*arrays: Array | None) -> list[Any]:
+    """Arrays as launches take them; a null pointer for what is absent."""
+    return [np.uint64(0) if x is None else x for x in arrays]
+
+
 def strides_of(x: Array) -> list[Any]:
     """The steps of an array from element to element of each dim, in elements, as launches take them (64 bits)."""
     return [np.int64(stride // x.dtype.itemsize) for stride in x.strides]

@@ -9,7 +9,7 @@ from ..operands import contiguous_result
 from ..registry import Array
 from .channels_last import NUMBERS
 from .copies import in_order
-from .gpu import COUNTERS, Gpu
+from .gpu import COUNTERS, Gpu, pointers_of
 from .indexing import ELEMENTS
 from .programs import Program
 from .registry import cuda_kernel
@@ -22,7 +22,6 @@ _SUMMING, _WRITING = 4, 16
 _LEAST_PLACES = 4
 """Of a thread."""
 _MOST = 2**31 - 1
-_NONE = np.uint64(0)
 
 
 @cuda_kernel("GroupNormChannelsLast", since=1, domain="irpar")
@@ -56,13 +55,13 @@ def group_norm_channels_last(
     found = gpu.empty((images, 2, channels), np.dtype(np.float32))
     sizes = np.uint32(places), np.uint32(chunks)
     numbers = np.uint32(each), np.int32(lanes), np.int32(num_groups), np.float32(epsilon)
-    measured = (x, _pointer(scale), sums, found, gpu.counters(), *sizes, *numbers)
+    measured = (x, *pointers_of(scale), sums, found, gpu.counters(), *sizes, *numbers)
     width = _CHUNK_BYTES // x.itemsize
     shared = 8 * (width * _THREADS if width * _THREADS > channels else channels)
     gpu.launch(program, "measure", (tiles, ranges, images), _THREADS, measured, shared)
     each, ranges = _ranges(places, rows, images * tiles, _WRITING * gpu.multiprocessors)
     following = np.int32(NUMBERS[activation]), np.float32(min), np.float32(max)
-    written = (x, _pointer(bias), found, out, *sizes, np.uint32(each), np.int32(lanes), *following)
+    written = (x, *pointers_of(bias), found, out, *sizes, np.uint32(each), np.int32(lanes), *following)
     gpu.launch(program, "standardise", (tiles, ranges, images), _THREADS, written)
     return out
 
@@ -81,14 +80,8 @@ def _is_fit(x: Array, scale: Array | None, bias: Array | None, activation: str) 
 def _ranges(places: int, rows: int, beside: int, blocks: int) -> tuple[int, int]:
     """How many places a block has, of `rows` at once, and how many ranges of them there are for so many blocks."""
     wanted = -(-blocks // beside)
-    least = rows * _LEAST_PLACES
-    each = -(-places // wanted)
-    each = each if each > least else least
+    each = max(-(-places // wanted), rows * _LEAST_PLACES)
     return each, -(-places // each)
-
-
-def _pointer(row: Array | None) -> Array:
-    return _NONE if row is None else row
 
 
 def _program(element: int) -> Program:
