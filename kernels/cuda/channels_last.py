@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..channels_last import ACTIVATIONS, check_addends, windows_of
+from ..channels_last import check_addends, windows_of
 from ..channelwise import WEIGHT
 from ..depthwise import MOST_SPATIAL_DIMS, geometry
 from ..fused_matmul import fused_matmul
@@ -168,7 +168,7 @@ def conv_channels_last(
 ) -> Array | None:
     """activation(convolution + bias + residual), of up to three spatial dims."""
     given = [x, weight, *(each for each in (bias, residual) if each is not None)]
-    if ELEMENTS.get(x.dtype, 3) == 3 or any(each.dtype != x.dtype for each in given) or activation not in ACTIVATIONS:
+    if ELEMENTS.get(x.dtype, 3) == 3 or any(each.dtype != x.dtype for each in given) or activation not in NUMBERS:
         return None
     try:
         windows = windows_of(x.shape, weight.shape, group, kernel_shape, strides, dilations, pads)
