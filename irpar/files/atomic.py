@@ -216,8 +216,10 @@ def _new_file(path: Path) -> int:
 
 
 def _new_folder(path: Path) -> int:
-    path.mkdir()
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    while True:
+        path.mkdir()
+        with suppress(FileNotFoundError):  # Between the two another process may take it for a leftover.
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 @contextmanager

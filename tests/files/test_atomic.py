@@ -63,6 +63,24 @@ def test_a_folder_takes_the_place_of_another(tmp_path):
     assert names(tmp_path / "d") == ["new"]
 
 
+def test_a_fresh_folder_that_another_process_takes_for_a_leftover_is_made_again(tmp_path, monkeypatch):
+    """Between its making and its opening, which no lock can cover."""
+    swept = []
+
+    def opened(path, flags, *mode, real=os.open):
+        if not swept and is_leftover(Path(path).name):
+            swept.append(path)
+            Path(path).rmdir()
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(atomic.os, "open", opened)
+    with new_folder(tmp_path / "d") as fresh:
+        (fresh / "new").touch()
+    assert swept
+    assert names(tmp_path) == ["d"]
+    assert names(tmp_path / "d") == ["new"]
+
+
 def test_an_empty_data_file_is_not_made(tmp_path):
     for text in ("", "numbers"):
         with new_pair(tmp_path / "a", tmp_path / "a.data", "it") as (fresh, data):
