@@ -30,6 +30,10 @@ class LaunchError(IrparError):
     """The processes of a run cannot be its ranks as they were started; all of one host find out the same."""
 
 
+class StorageError(IrparError):
+    """What lies on disk during a run cannot be read or written."""
+
+
 class StateLostError(IrparError):
     """State that a run has let go, and did not replace since it failed."""
 

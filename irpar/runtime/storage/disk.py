@@ -1,0 +1,152 @@
+"""What the ranks of a process have on disk while a program runs: weights where they are, and what is evicted.
+
+Several requests are in flight at once, for a disk that has one to do waits for its next one. A request reads to, or
+writes from, the memory where the array is used.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from irpar.ir import ExternalTensor, Tensor
+from irpar.ir.copying import write_tensor
+from irpar.runtime.errors import StorageError
+from irpar.system_errors import remedy
+
+from .direct_file import Array, DirectFile, aligned
+from .disk_array import DiskArray, offset_in_file, tensor_at
+from .spill_file import SpillFile, behind_block, pieces
+
+REQUESTS = 4
+"""How many are in flight."""
+PIECE_BYTES = 4 << 20
+"""What one request reads or writes at most: of larger ones a disk gets no faster."""
+
+T = TypeVar("T")
+
+
+class Transfer(Generic[T]):
+    """An array that is being read or written.
+
+    Args:
+        requests: what is in flight.
+        made: what it gives in the end.
+    """
+
+    def __init__(self, requests: Sequence["Future[None]"], made: Callable[[], T]) -> None:
+        self._requests = requests
+        self._made = made
+
+    def wait(self) -> T:
+        """What was read, or where it is written.
+
+        Raises:
+            StorageError: it cannot be; all of it has ended then.
+        """
+        errors = [error for request in self._requests if (error := request.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return self._made()
+
+
+class Disk:
+    """Reads and writes for the ranks of a process.
+
+    Args:
+        folder: where files without a name are made for what is written; None: where the system has its temporary ones.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self._folder = Path(tempfile.gettempdir() if folder is None else folder)
+        self._read: dict[Path, DirectFile] = {}
+        self._spilled: dict[int, SpillFile] = {}
+        self._threads = ThreadPoolExecutor(REQUESTS, "irpar-disk")
+
+    def close(self) -> None:
+        """Wait for what is in flight, and let go of all files: what was written is gone."""
+        self._threads.shutdown()
+        for file in (*self._read.values(), *self._spilled.values()):
+            file.close()
+        self._read, self._spilled = {}, {}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know; a line each."""
+        files = (*self._read.values(), *(spilled.file for spilled in self._spilled.values()))
+        cached = [file.name for file in files if not file.is_direct]
+        return tuple(f"{name}: through the system's cache, its file system has no O_DIRECT" for name in cached)
+
+    def tensor(self, tensor: Tensor, rank: int) -> DiskArray:
+        """A constant where it lies on disk: in its own file where its bytes stand there one after the other, else in a
+        copy that is made now, piece by piece.
+
+        Raises:
+            StorageError: it cannot be read or written.
+            TensorError: its file does not have it.
+        """
+        base, offset = tensor.base, offset_in_file(tensor)
+        if isinstance(base, ExternalTensor) and offset is not None:
+            base.check()
+            return tensor_at(self._file_of(base.path), offset, tensor)
+        spilled = self._spill_file(rank)
+        extent = spilled.lend(tensor.nbytes)
+        try:
+            with spilled.file.stream() as stream:
+                write_tensor(tensor, stream, extent.offset)
+        except OSError as error:
+            what = f"cannot write a weight of {tensor.nbytes:,} bytes: {error.strerror or error}"
+            raise StorageError(what, where=spilled.file.name, do=remedy(error)) from error
+        found = tensor_at(spilled.file, extent.offset, tensor)
+        found.extent = extent
+        return found
+
+    def begin_read(self, array: DiskArray) -> Transfer[Array]:
+        """Begin to read an array."""
+        extent = array.extent
+        memory = aligned(extent.room)
+        end = extent.offset - extent.first_block + extent.nbytes if extent.nbytes else 0
+        requests = [
+            self._threads.submit(
+                extent.file.read,
+                memory[start : start + PIECE_BYTES],
+                extent.first_block + start,
+                min(PIECE_BYTES, end - start),
+            )
+            for start in range(0, end, PIECE_BYTES)
+        ]
+        return Transfer(requests, partial(array.of_blocks, memory))
+
+    def begin_write(self, array: Array, rank: int) -> Transfer[DiskArray]:
+        """Begin to write an array to the file of a rank; nobody writes to the array before that has ended.
+
+        Raises:
+            StorageError: there is no file to write to, or no form to write it in.
+        """
+        if array.dtype.hasobject:
+            raise StorageError("strings have no form on disk", do="keep them in memory: leave them out of store")
+        flat = np.ascontiguousarray(array)
+        data = flat.reshape(-1).view(np.uint8)
+        extent = self._spill_file(rank).lend(data.nbytes, behind_block(data))
+        requests = [
+            self._threads.submit(extent.file.write, memory, position)
+            for memory, position in pieces(data, extent, PIECE_BYTES)
+        ]
+        return Transfer(requests, partial(DiskArray, extent, flat.dtype, array.shape))
+
+    def _file_of(self, path: Path) -> DirectFile:
+        file = self._read.get(path)
+        if file is None:
+            file = self._read[path] = DirectFile.of_path(path)
+        return file
+
+    def _spill_file(self, rank: int) -> SpillFile:
+        file = self._spilled.get(rank)
+        if file is None:
+            file = self._spilled[rank] = SpillFile(self._folder, f"what rank {rank} keeps on disk")
+        return file
