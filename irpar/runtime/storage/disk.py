@@ -71,15 +71,14 @@ class Disk:
     def close(self) -> None:
         """Wait for what is in flight, and let go of all files: what was written is gone."""
         self._threads.shutdown()
-        for file in (*self._read.values(), *self._spilled.values()):
+        for file in self._files():
             file.close()
         self._read, self._spilled = {}, {}
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know; a line each."""
-        files = (*self._read.values(), *(spilled.file for spilled in self._spilled.values()))
-        cached = [file.name for file in files if not file.is_direct]
+        cached = [file.name for file in self._files() if not file.is_direct]
         return tuple(f"{name}: through the system's cache, its file system has no O_DIRECT" for name in cached)
 
     def tensor(self, tensor: Tensor, rank: int) -> DiskArray:
@@ -138,6 +137,9 @@ class Disk:
             for memory, position in pieces(data, extent, PIECE_BYTES)
         ]
         return Transfer(requests, partial(DiskArray, extent, flat.dtype, array.shape))
+
+    def _files(self) -> list[DirectFile]:
+        return [*self._read.values(), *(spilled.file for spilled in self._spilled.values())]
 
     def _file_of(self, path: Path) -> DirectFile:
         file = self._read.get(path)

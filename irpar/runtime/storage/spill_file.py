@@ -40,10 +40,6 @@ class SpillFile:
             start, self.nbytes = self.nbytes, self.nbytes + room
         return LentExtent(self.file, start + before, nbytes, free)
 
-    def close(self) -> None:
-        """Let go of it, and with it of all that is in it."""
-        self.file.close()
-
 
 def behind_block(data: Array) -> int:
     """How many bytes behind the beginning of a block the memory of an array begins."""
