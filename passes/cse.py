@@ -6,6 +6,7 @@ from typing import ClassVar
 from irpar.analysis.equal_nodes import equal_constants, equal_nodes, merge_constants
 from irpar.ir import Module, Node
 from irpar.ir.annotate import hand_over
+from irpar.ops import traits
 from irpar.ops.effects import is_communication
 from irpar.pass_manager import Pass, PassResult
 
@@ -14,9 +15,9 @@ from irpar.pass_manager import Pass, PassResult
 class Cse(Pass):
     """Let nodes that compute the same be one: the same operator, attributes and operands, in the order of the graph.
 
-    Before: any graph. After: of equal nodes the first is left, unless they draw random numbers, hold graphs, send, or
-    differ in phase, stage, place or in how their results lie on the mesh. Nodes in a nested graph merge with equal ones
-    before its holder.
+    Before: any graph. After: of equal nodes the first is left, unless they draw random numbers, hold graphs, send, copy
+    between memories, or differ in phase, stage, place or in how their results lie on the mesh. Nodes in a nested graph
+    merge with equal ones before its holder.
 
     Of the constants only single numbers and short lists of indices merge: equal weights of two layers stay two, since
     each can be annotated for itself. No file is read.
@@ -43,4 +44,4 @@ class Cse(Pass):
 
 
 def _is_quiet(node: Node) -> bool:
-    return not is_communication(node)
+    return not (is_communication(node) or traits(node).copies)

@@ -3,28 +3,33 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from irpar.ir import Graph, Node, Value, captured_or_read
-from irpar.ops import holds_collectives, traits
+from irpar.ir import Graph, Node, Place, Value, captured_or_read
+from irpar.ops import holds_collectives
+from irpar.ops.effects import is_communication
+from irpar.ops.memory_copies import node_place
 
 from .types.control_flow import runs
 
 
 def stretches(nodes: Iterable[Node], joined: Collection[Node] = ()) -> list[list[Node]]:
-    """Nodes of communication (or whose bodies communicate) each by itself, the compute nodes between two together.
+    """Communication and copies (or what has them in bodies) each by itself, what computes between two together.
+
+    What computes on the host and what does on the device are not together.
 
     Args:
         nodes: in order.
         joined: nodes of communication that count as compute.
     """
     found: list[list[Node]] = []
-    is_open = False
+    where: Place | None = None
     for node in nodes:
         talks = node not in joined and holds_collectives(node)
-        if is_open and not talks:
+        place = None if talks else node_place(node)
+        if place is not None and place == where:
             found[-1].append(node)
         else:
             found.append([node])
-        is_open = not talks
+        where = place
     return found
 
 
@@ -62,8 +67,9 @@ def segment_entries(graph: Graph) -> Iterator[dict[str, Any]]:
                 "nodes": len(stretch),
                 "after": after,
                 "times": runs(graph),
+                **({"place": "host"} if node_place(first) == "host" else {}),
             }
-        elif traits(stretch[0]).communicates:
+        elif is_communication(stretch[0]):
             number = stretch[0].attributes.get("id")
             after = number if isinstance(number, int) else after
         else:

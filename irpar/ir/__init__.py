@@ -20,7 +20,7 @@ from .decisions import Conflict, Decision, Gone
 from .dims import Dim, Expr, parse_dim, symbol, with_dim
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .function import COMMUNICATION, Function
-from .graph import DOMAIN, Graph, Node, captured_or_read
+from .graph import DOMAIN, Graph, Node, Place, captured_or_read
 from .module import DEFAULT_NETWORK, IRPAR_OPSET, Module
 from .state import STATE_KINDS, State, StateError, StateKind
 from .strategy import NodeStrategy
@@ -38,7 +38,7 @@ from .tensor import (
 )
 from .text.files import Printed, TextError, parse_module, print_module, read_text, write_text
 from .types import UNKNOWN, InflightType, OptionalType, SequenceType, Shape, TensorType, Type, tensor_type
-from .value import Names, Use, Value
+from .value import Memory, Names, Use, Value
 from .verifier import VerifyError, register_check, register_module_check, verify
 
 __all__ = [
@@ -68,12 +68,14 @@ __all__ = [
     "Ints",
     "JoinedTensor",
     "LazyTensor",
+    "Memory",
     "Module",
     "Names",
     "Node",
     "NodeStrategy",
     "OptionalType",
     "Pattern",
+    "Place",
     "Printed",
     "RefAttribute",
     "SequenceType",

@@ -41,6 +41,8 @@ _ELEMENTS: dict[type, tuple[type, ...]] = {
     Types: _TYPES,
 }
 _SHARED_IDS = ("Wait",)
+_COPIES = ("Copy", "CopyStart")
+"""Their ids are another space than those of communication."""
 
 
 class VerifyError(IrparError):
@@ -163,7 +165,7 @@ class _RootVerifier:
         self.names: Names = graph.names
         self.rules = ValueRules(module, graph)
         self.defined: set[Value] = set()
-        self.ids: dict[int, Node] = {}
+        self.ids: dict[tuple[int, bool], Node] = {}
 
     def problems(self) -> Iterator[str]:
         """What is wrong, each with its place."""
@@ -311,7 +313,7 @@ class _RootVerifier:
     def _id(self, node: Node) -> Iterator[str]:
         number = node.attributes.get("id")
         if isinstance(number, int):
-            other = self.ids.setdefault(number, node)
+            other = self.ids.setdefault((number, node.op_type in _COPIES), node)
             if other is not node:
                 yield f"has id {number}, which {other!r} has too"
 

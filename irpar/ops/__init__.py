@@ -1,6 +1,6 @@
 """One definition per operator: types, sharding rule, cost; a module per family."""
 
-from . import collectives  # noqa: F401 - the verifier's checks are there as soon as operators are
+from . import collectives, memory_copies  # noqa: F401 - the verifier's checks are there as soon as operators are
 from .bodies import OPEN_BODIES, called_communication, has_open_bodies, holds_collectives
 from .op_def import OpDef, definition, definitions, traits, traits_of_operator
 from .registry import define, factor_rule, flops, kind_of_rule, other_rules, program_factors, program_of

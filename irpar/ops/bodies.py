@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from irpar.ir import COMMUNICATION, Function, Node
+from irpar.ir import COMMUNICATION, DOMAIN, Function, Node
 
 from .op_def import traits
 
@@ -24,7 +24,17 @@ def called_communication(node: Node) -> tuple[Node, ...]:
 
 def is_numbered(node: Node) -> bool:
     """Whether a node has the id of communication: it is some, or calls a function of it."""
-    return "id" in node.attributes and (traits(node).communicates or bool(called_communication(node)))
+    if "id" not in node.attributes or waits_for_copy(node):
+        return False
+    return traits(node).communicates or bool(called_communication(node))
+
+
+def waits_for_copy(node: Node) -> bool:
+    """Whether a node waits for a copy between memories of its rank, and for no other rank."""
+    if node.domain != DOMAIN or not traits(node).waits:
+        return False
+    start = node.inputs[0].node if node.inputs else None
+    return start is not None and traits(start).copies
 
 
 def reached(node: Node) -> Iterator[Node]:
@@ -43,7 +53,13 @@ def reached(node: Node) -> Iterator[Node]:
 
 
 def holds_collectives(node: Node) -> bool:
-    """True for collectives, and for nodes whose bodies hold some, or that call a function that does."""
+    """True for collectives and copies, and for nodes whose bodies hold some, or that call a function that does.
+
+    So is a node on the device that has nodes on the host in a body.
+    """
     if node.callee is None and not node.holds_graphs:
         return not traits(node).is_compute
-    return not all(traits(inner).is_compute for inner in reached(node))
+    return not all(
+        traits(inner).is_compute and (inner.place in (None, node.place) or inner is node or node.place == "host")
+        for inner in reached(node)
+    )

@@ -6,7 +6,7 @@ import onnx
 
 from irpar.ir import Node
 
-from .bodies import reached
+from .bodies import reached, waits_for_copy
 from .op_def import definition, traits
 
 
@@ -62,14 +62,14 @@ def draws_random_numbers(node: Node) -> bool:
 
 
 def is_compute(node: Node) -> bool:
-    """True for what a device does by itself: no collective, nothing that other ranks take part in, no Return."""
+    """True for what computes: no collective, no copy, nothing that other ranks take part in, no Return."""
     return not node.is_return and traits(node).is_compute
 
 
 def goes_to_group(node: Node) -> bool:
     """True for what a process group executes, or begins, or waits for; not for a node that an engine alone knows."""
     known = traits(node)
-    return bool(known.name) and not known.is_compute
+    return bool(known.name) and (known.collective or known.communicates) and not waits_for_copy(node)
 
 
 def is_collective(node: Node) -> bool:
@@ -90,7 +90,7 @@ def redistributes(node: Node) -> bool:
 
 def is_communication(node: Node) -> bool:
     """True for ops that other ranks take part in: collectives that send, their started forms, waits, Send, Recv."""
-    return traits(node).communicates
+    return traits(node).communicates and not waits_for_copy(node)
 
 
 def communicates(node: Node) -> bool:

@@ -58,6 +58,7 @@ FAMILIES = (
     "block_quantized",
     "qlinear",
     "collectives",
+    "memory_copies",
 )
 
 
@@ -89,6 +90,7 @@ class OpDef:
         communicates: other ranks take part in it: collectives but for those that send nothing, their started forms
             and the wait for them, and what is sent from rank to rank.
         point_to_point: of those that communicate: between pairs of ranks.
+        copies: it copies between memories of one rank, or begins to.
         starts: its result is in flight until it is waited for.
         waits: it gives what was in flight.
         gradient: writes the gradients of the operands that need one: called as `gradient(node, of_results, writer)`
@@ -116,6 +118,7 @@ class OpDef:
     collective: bool = False
     communicates: bool = False
     point_to_point: bool = False
+    copies: bool = False
     starts: bool = False
     waits: bool = False
     gradient: Gradient | None = None
@@ -123,8 +126,8 @@ class OpDef:
 
     @property
     def is_compute(self) -> bool:
-        """True where a device does it by itself: no collective, and nothing that other ranks take part in."""
-        return not (self.collective or self.communicates)
+        """True for what computes: no collective, no copy, nothing that other ranks take part in."""
+        return not (self.collective or self.communicates or self.copies)
 
 
 DEFINITIONS: dict[tuple[str, str], OpDef] = {}

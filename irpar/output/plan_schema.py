@@ -74,6 +74,7 @@ class SegmentEntry(TypedDict):
     nodes: Count
     after: Count | None
     times: Count | None
+    place: NotRequired[str]
 
 
 class PartFields(TypedDict):

@@ -6,6 +6,7 @@ from irpar.analysis.kernel_fusion import Stretch
 from irpar.analysis.min_cut import MinCut
 from irpar.analysis.segments import is_segment, stretches
 from irpar.ir import Graph, Node, Value
+from irpar.ops.memory_copies import node_place
 
 from .layout import lies_alike
 from .operators import unit_of
@@ -19,14 +20,16 @@ OLDEST_OPSET = 9
 def put_channels_last(graph: Graph) -> int:
     """Let convolutions and what lies between them compute with channels last, where fewer bytes are moved so.
 
-    Results keep their values where something reads them with channels first; bodies are left alone. Gives the number of
-    nodes that do so.
+    Results keep their values where something reads them with channels first; bodies, and what the host computes, are
+    left alone. Gives the number of nodes that do so.
     """
     versions = {node.version for node in graph if node.identity == ("", "Conv")}
     if not versions or min(versions) < OLDEST_OPSET or any(node.phase == "backward" for node in graph):
         return 0  # Gradients of convolutions read images as they are.
     count = 0
-    for nodes in filter(is_segment, stretches(graph)):
+    for nodes in stretches(graph):
+        if not is_segment(nodes) or node_place(nodes[0]) == "host":
+            continue
         units = _chosen(_units(nodes))
         _Rewriting(graph, units, max(versions)).run()
         count += sum(len(unit.members) for unit in units)

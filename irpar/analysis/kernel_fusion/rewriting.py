@@ -7,6 +7,7 @@ from heapq import heapify, heappop, heappush
 from irpar.analysis.segments import is_segment, stretches
 from irpar.ir import DOMAIN, Graph, Node, Strings, Value, captured_or_read, inherit
 from irpar.ir.module import IRPAR_OPSET
+from irpar.ops.memory_copies import node_place
 
 from .added_rows import AddedRows, added_rows
 from .alike import Alike, join_alike
@@ -31,14 +32,14 @@ def fuse(graph: Graph) -> int:
     """Let nodes irpar.Fused and Attention take the place of what they compute; returns how many nodes that was.
 
     Results keep their values, so that names, shardings and what reads them stay. Nodes of a stretch between
-    communication are put in an order in which each group can stand together; others stay where they are. An operator
-    set before that of Attention stays without it.
+    communication are put in an order in which each group can stand together; others stay where they are, and so does
+    what the host computes. An operator set before that of Attention stays without it.
     """
     order: list[Node] = []
     count = 0
     for nodes in stretches(graph):
         units: Sequence[Unit | Node] = nodes
-        if is_segment(nodes):
+        if is_segment(nodes) and node_place(nodes[0]) == "device":
             units, unread = _units(_stretch_of(nodes), VERSION)
             count += len(unread)
             writers = {unit: (_writer(unit), _origin(unit)) for unit in units if not isinstance(unit, Node)}

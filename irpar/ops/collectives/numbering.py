@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from irpar.ir import Graph
-from irpar.ops.bodies import is_numbered
+from irpar.ops.bodies import is_numbered, waits_for_copy
 from irpar.ops.facts import int_attribute
 from irpar.ops.op_def import traits
 
@@ -15,7 +15,7 @@ def number_collectives(graph: Graph) -> None:
     """
     number = 0
     for node in graph.walk():
-        if traits(node).communicates:
+        if traits(node).communicates and not waits_for_copy(node):
             node.set_attribute("id", number)
             number += 1
 
