@@ -42,9 +42,9 @@ from irpar.runtime.executor import Executor
 from irpar.runtime.groups import GROUPS
 from irpar.runtime.groups.wire.sockets import LISTEN
 from irpar.runtime.launch.environment import LAUNCHERS, World
+from irpar.runtime.launch.rank_process import free_port
 from irpar.runtime.launch.token import TOKEN, TOKEN_FILE
 from tests.patience import patient
-from tests.runtime.groups.launched_ranks import free_port
 from tests.runtime.groups.mpi_libraries import find
 from tests.runtime.launched import take_signals
 
@@ -384,7 +384,7 @@ def test_the_server_of_the_page_on_clusters(group: str, tmp_path: Path) -> None:
     partition = irpar.partition(mlp(tmp_path), irpar.Mesh({"dp": 2, "tp": 2}))
     partition.save(tmp_path / "out")
     (command,) = re.findall(rf"^(.*) python server.py {group}$", (DOCS / "clusters.md").read_text(), re.MULTILINE)
-    port, seconds = free_port(), 2
+    port, seconds = free_port(), round(patient(1))
     server = code("clusters.md", "python")[1].replace("8000", str(port)).replace("timeout=30", f"timeout={seconds}")
     assert (str(port) in server, f"timeout={seconds}" in server) == (True, True)
     (tmp_path / "server.py").write_text(server)

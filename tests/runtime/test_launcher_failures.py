@@ -116,9 +116,14 @@ def test_what_a_rank_leaves_behind_is_ended(soon):
     assert marked(mark) == []
 
 
-def test_a_rank_that_is_stopped_is_told_of(soon):
-    program = "rank == 1 and os.kill(os.getpid(), signal.SIGSTOP); time.sleep(1); sys.exit(9)"
-    ending, _, err = run_ranks(python(program), 2)
+STOPS = "(open(sys.argv[1], 'w').write(str(os.getpid())), os.kill(os.getpid(), signal.SIGSTOP))"
+UNTIL_STOPPED = "until grep -qs '^State:.T' /proc/$(cat $1 2>&-)/status; do sleep 0.05; done"
+"""Python: a rank that tells which process it is, and stops itself. A line of sh: wait until it has."""
+
+
+def test_a_rank_that_is_stopped_is_told_of(soon, tmp_path):
+    program = f"{STOPS} if rank else subprocess.run(['sh', '-c', {UNTIL_STOPPED!r}, 'sh', sys.argv[1]]); time.sleep(1); sys.exit(9)"
+    ending, _, err = run_ranks(python(program, str(tmp_path / "process")), 2)
     assert (ending.code, ending.rank) == (9, 0)
     assert "rank 1 was stopped (by SIGSTOP, or a debugger): the others may have waited for it" in ending.text
     assert re.search(r"^irpar launch: rank 1 is stopped .*; kill -CONT \d+ lets it go on$", err, re.MULTILINE)
@@ -130,15 +135,19 @@ def test_a_rank_that_is_stopped_for_long_ends_the_run(soon, after):
     start = time.monotonic()
     ending, _, _ = run_ranks(python(program), 2, seconds=60 if "exit" in after else 0.3)
     assert (ending.code, ending.rank) == (1, 1)
-    assert re.match(r"rank 1 of 2 was stopped \(by SIGSTOP\) for \d s: the run was ended\n  do: ", ending.text)
+    assert re.match(r"rank 1 of 2 was stopped \(by SIGSTOP\) for \d+ s: the run was ended\n  do: ", ending.text)
     assert time.monotonic() - start < patient(10)
 
 
-def test_a_rank_that_goes_on_in_time_ends_no_run(soon):
-    stop = "os.kill(os.getpid(), signal.SIGSTOP)"
-    program = f"subprocess.Popen(['sh', '-c', f'sleep 0.4; kill -CONT {{os.getpid()}}']) and {stop} if rank else None"
-    for _ in range(2):
-        ending, _, err = run_ranks(python(f"{program}; time.sleep(0.5)"), 2, seconds=5)
+def test_a_rank_that_goes_on_in_time_ends_no_run(soon, tmp_path):
+    # Rank 0 lets rank 1 go on, and does not end before it: for one that is the last to run there is less patience.
+    go_on = f"{UNTIL_STOPPED}; sleep 0.4; kill -CONT $(cat $1); until [ -e $2 ]; do sleep 0.05; done"
+    program = (
+        f"{STOPS} and open(sys.argv[2], 'w') if rank else subprocess.run(['sh', '-c', {go_on!r}, 'sh', *sys.argv[1:]])"
+    )
+    for turn in range(2):
+        files = [str(tmp_path / f"{name}-{turn}") for name in ("process", "done")]
+        ending, _, err = run_ranks(python(program, *files), 2, seconds=5)
         assert (ending.code, ending.text) == (0, "")
         assert "rank 1 is stopped" in err
 

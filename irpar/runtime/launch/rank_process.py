@@ -116,7 +116,7 @@ def rank_environment(environ: Mapping[str, str], size: int, run_id: str) -> dict
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         RUN_ID: run_id,
         TOKEN: made_token(),
         LAUNCHER_MARK: str(os.getpid()),
@@ -135,7 +135,7 @@ def _is_terminal(handle: int) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A TCP port of this host that nobody listens on."""
     for port in (*random.SystemRandom().sample(_PORTS, 50), 0):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)) as server:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import irpar
+from irpar.runtime.launch.rank_process import free_port
 from tests.patience import patient
 
 ROOT = Path(__file__).parents[3]
@@ -111,11 +111,3 @@ def run_ranks(
             out, err = process.communicate()
             texts.append(f"rank {rank}: {out[-500:]} {err[-1500:]}")
         raise AssertionError(f"ranks did not end in {seconds:g} s\n" + "\n".join(texts)) from error
-
-
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

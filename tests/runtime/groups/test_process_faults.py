@@ -197,7 +197,9 @@ def in_order(mesh: Mesh, order: list[tuple[int, str]], elements: int, layout: Se
 
 def mismatch_of(found: list[Any]) -> MismatchError:
     """The error of a rank that found what was wrong; the others were told. All of it soon."""
-    assert all(isinstance(error, MismatchError | PeerError) and seconds < 10 for error, seconds in found), found
+    assert all(isinstance(error, MismatchError | PeerError) and seconds < patient(10) for error, seconds in found), (
+        found
+    )
     return next(error for error, _ in found if isinstance(error, MismatchError))
 
 

@@ -22,14 +22,14 @@ from irpar.runtime.errors import PeerError, RunError
 from irpar.runtime.groups.wire import store_server, store_wire
 from irpar.runtime.groups.wire.store import Store, StoreError
 from irpar.runtime.launch.environment import World
+from irpar.runtime.launch.rank_process import free_port
 from irpar.runtime.launch.token import TokenError
 from tests.patience import patient
 
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
+    return free_port()
 
 
 def on_all(size, port, act, **options):

@@ -183,14 +183,14 @@ def test_the_clock_begins_again_when_data_comes(frame: Frame, is_moving: bool) -
     piece = bytes([frame]) + len(body).to_bytes(8, "little") + body
 
     def flow() -> None:
-        for place in range(0, len(piece), 100):
+        for place in range(0, len(piece), 50):
             time.sleep(0.05)
-            other.sendall(piece[place : place + 100])
+            other.sendall(piece[place : place + 50])
 
     thread = threading.Thread(target=flow)
     thread.start()
     peer = control.peers[1]
-    assert control.wait(lambda: [] if peer.data or peer.messages else [1], 0.25) is is_moving
+    assert control.wait(lambda: [] if peer.data or peer.messages else [1], 0.8) is is_moving
     thread.join()
     other.close()
     control.close()
