@@ -9,9 +9,10 @@ from typing import ClassVar, Literal
 
 from irpar.analysis.equal_nodes import equal_nodes
 from irpar.analysis.memory.liveness import held_bytes
-from irpar.ir import Graph, Module, captured_or_read
+from irpar.ir import Graph, Module, Node, captured_or_read
 from irpar.ops import called_communication, holds_collectives, traits
 from irpar.ops.collectives import number_alike
+from irpar.ops.memory_copies import node_place, number_copies
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import IrparError
 
@@ -24,7 +25,8 @@ class GroupSegments(Pass):
     """Decide in which order a device computes, and number the collectives in it.
 
     Before: local view. After: the same nodes, in the order in which they run; what stands between two nodes of
-    communication is one segment, and ids follow order. Communication keeps its order.
+    communication is one segment, and ids follow order. Communication keeps its order, and so do copies between
+    memories; of what stands between two of them the host computes its part behind the device's.
 
     A node moves to another segment only where its own then is gone, which saves a launch, and no move lets the peak of
     the liveness rise: in the worst case the order stays as it came. Order that was asked for stays in any case: what is
@@ -51,6 +53,7 @@ class GroupSegments(Pass):
             bodies = [body for graph in module.graphs for body in graph.graphs()]
             moved = sum(_Arrangement(body).apply() for body in bodies if any(map(holds_collectives, body)))
         numbered = number_alike(module.graphs)
+        numbered = number_copies(module.graphs) or numbered
         return PassResult(moved > 0 or numbered, statistics={"moved nodes": moved} if moved else {})
 
 
@@ -62,12 +65,25 @@ class _Wish(IntEnum):
     STAY = 2
 
 
+def _on_host(nodes: Sequence[Node]) -> list[bool]:
+    """Which nodes the host computes, that may stand behind what the device does between the same two copies.
+
+    They read nothing of each other there, but for sizes: where one does, no node moves for its place.
+    """
+    where = {node: node_place(node) for node in nodes}
+    sizes = ((value.node, node) for node in nodes if traits(node).reads_sizes for value in node.inputs)
+    if any(where.get(maker, where[node]) != where[node] for maker, node in sizes if maker is not None):
+        return [False] * len(nodes)
+    return [place == "host" for place in where.values()]
+
+
 class _Arrangement:
     """A graph whose nodes are given slots: slot n is behind the first n nodes of communication."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.nodes = list(graph)
+        self.on_host = _on_host(self.nodes)
         self.communicates = [holds_collectives(node) for node in self.nodes]
         self.slots: list[int] = []
         self.barriers: list[int] = []
@@ -115,14 +131,19 @@ class _Arrangement:
             used, targets = self._targets()
             if targets == self.slots:
                 break
-            self._put(sorted(range(len(self.nodes)), key=lambda place: (targets[place], self.communicates[place])))
+            self._put_into(targets)
             slot_of = dict(zip(self.nodes, targets, strict=True))
             above = {slot_of[node] for node, held in held_bytes(self.graph) if node is not None and held > most}
             if not above:
                 return sum(target != slot for target, slot in zip(targets, self.slots, strict=True))
             self._give_way(above, used)
-        self._put(range(len(self.nodes)))
-        return 0
+        self._put_into(self.slots)
+        return sum(node is not was for node, was in zip(self.graph, self.nodes, strict=True))
+
+    def _put_into(self, slots: Sequence[int]) -> None:
+        """Order nodes by slots; in each the host's are behind the device's, and communication is at the end."""
+        order = range(len(self.nodes))
+        self._put(sorted(order, key=lambda place: (slots[place], self.communicates[place], self.on_host[place])))
 
     def _put(self, order: Iterable[int]) -> None:
         self.graph.reorder([self.nodes[place] for place in order])

@@ -39,7 +39,7 @@ from irpar.ir import (
 )
 from irpar.ops.gradients.refused import PARTITIONED
 
-from .bodies import has_open_bodies
+from .bodies import has_open_bodies, is_numbered
 from .coords import root_of
 from .effects import is_communication
 from .facts import CannotTellError, needed, tensor_of
@@ -126,26 +126,31 @@ class CopyWriter:
     _number: int = field(init=False)
 
     def __post_init__(self) -> None:
-        known = (node.attributes.get("id") for node in copies_of(self.root))
-        self._number = max((number for number in known if isinstance(number, int)), default=-1) + 1
+        known = (_number(node) for node in self.root.walk() if is_copy(node) or is_numbered(node))
+        self._number = 1 + max(known, default=-1)
 
-    def copy(self, value: Value, to: Memory, before: Node | None = None, like: Node | None = None) -> Value:
+    def copy(
+        self, value: Value, to: Memory, before: Node | None = None, *, like: Node | None = None, why: str = ""
+    ) -> Value:
         """Copy a value to another memory, and wait for it.
 
         Args:
             value: it.
             to: where.
             before: the node in front of which the copy stands; None: at the end of the value's graph.
-            like: a node whose phase, stage and place in the source the copy has; None: those of `before`.
+            like: a node whose phase, stage and scope the copy has; None: those of `before`.
+            why: for the plan, which says why there is this copy.
 
         Returns:
             The value there.
         """
-        return self._node(COPY, value, to, value.type, before, like).result
+        return self._node(COPY, value, to, before, like, why).result
 
-    def start(self, value: Value, to: Memory, before: Node | None = None, like: Node | None = None) -> Value:
+    def start(
+        self, value: Value, to: Memory, before: Node | None = None, *, like: Node | None = None, why: str = ""
+    ) -> Value:
         """Begin to copy a value; arguments as for `copy`. What is returned is in flight: give it to `wait`."""
-        return self._node(START, value, to, InflightType(value.type), before, like).result
+        return self._node(START, value, to, before, like, why).result
 
     def wait(self, inflight: Value, before: Node | None = None) -> Value:
         """Wait for what was begun; returns the value where it was copied to."""
@@ -160,15 +165,15 @@ class CopyWriter:
         _insert(node, self.root, before)
         return result
 
-    def _node(
-        self, op_type: str, value: Value, to: Memory, type_: Type, before: Node | None, like: Node | None
-    ) -> Node:
+    def _node(self, op_type: str, value: Value, to: Memory, before: Node | None, like: Node | None, why: str) -> Node:
+        type_ = InflightType(value.type) if op_type == START else value.type
         result = _lies_like(Value(value.name, type_), value)
         result.memory = to
         attributes = {"to": to, "id": self._number}
         self._number += 1
         node = Node(op_type, [value], attributes, domain=DOMAIN, version=IRPAR_OPSET, results=[result])
         _say_like(node, like or before)
+        node.doc = why
         return _insert(node, value.owner or self.root, before)
 
 
@@ -190,12 +195,18 @@ def _insert(node: Node, graph: Graph, before: Node | None) -> Node:
     return graph.insert_before(graph.return_node, node)
 
 
-def number_copies(graphs: Sequence[Graph]) -> bool:
-    """Give copies ids in program order, alike in all programs of a module; returns whether an id changed.
+def _number(node: Node) -> int:
+    number = node.attributes.get("id")
+    return number if isinstance(number, int) else -1
 
-    Copies of programs are the same where these copy a value of the same name from and to the same memories, the same
-    time over.
+
+def number_copies(graphs: Sequence[Graph]) -> bool:
+    """Give copies ids in program order, alike in all programs of a module, behind those of communication.
+
+    Returns whether an id changed. Copies of programs are the same where these copy a value of the same name from and to
+    the same memories, the same time over.
     """
+    first = 1 + max((_number(node) for graph in graphs for node in graph.walk() if is_numbered(node)), default=-1)
     ids: dict[tuple[str, str, str, int], int] = {}
     changed = False
     for graph in graphs:
@@ -203,7 +214,7 @@ def number_copies(graphs: Sequence[Graph]) -> bool:
         for node in copies_of(graph):
             key = node.inputs[0].name, source_memory(node), target_memory(node)
             time = counts[key] = counts.get(key, -1) + 1
-            number = ids.setdefault((*key, time), len(ids))
+            number = ids.setdefault((*key, time), first + len(ids))
             waits = node.result.users if node.op_type == START else ()
             for each in (node, *waits):
                 changed |= each.attributes.get("id") != number

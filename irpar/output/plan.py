@@ -13,7 +13,7 @@ from irpar.analysis.cost.node import graph_flops
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.memory.arena import arena_bytes
 from irpar.analysis.memory.by_use import bytes_by_use
-from irpar.analysis.memory.liveness import peak, uses_of, value_bytes
+from irpar.analysis.memory.liveness import Uses, memories_of, peak, uses_of, value_bytes
 from irpar.analysis.opening import with_calls_opened
 from irpar.analysis.redistribution.held import settled_annotations
 from irpar.analysis.segments import segment_entries
@@ -37,6 +37,7 @@ from irpar.ir import (
 from irpar.ops.collectives import KINDS, POINT_TO_POINT, collective_axes, is_planned, sent_bytes
 from irpar.ops.coords import COORDS
 from irpar.ops.facts import int_attribute, ints_attribute
+from irpar.ops.memory_copies import copies_of, source_memory, target_memory
 from irpar.ops.updates import as_written
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
@@ -135,10 +136,12 @@ def make_plan(
     costs = {graph: graph_flops(graph) for graph in module.graphs}
     arenas = {graph: arena_bytes(graph, uses[graph]) for graph in module.graphs}
     memory = {graph: bytes_by_use(graph, most, uses[graph]) for graph, most in peaks.items()}
+    elsewhere = {graph: _held_elsewhere(graph, uses[graph]) for graph in module.graphs}
     segments = {graph: list(segment_entries(graph)) for graph in module.graphs}
     not_as_annotated = settled_annotations(module)
     part_of = {rank: part for part in parts for rank in part.ranks}
     collectives = collective_entries(module, mesh)
+    copies = copy_entries(module)
     graph = module.graph
     return Plan(
         source=source,
@@ -152,6 +155,7 @@ def make_plan(
                 "peak_bytes": peaks[part_of[rank].graph].total_bytes,
                 "arena_bytes": arenas[part_of[rank].graph],
                 "memory": memory[part_of[rank].graph],
+                **elsewhere[part_of[rank].graph],
             }
             for rank in range(mesh.size)
         ],
@@ -170,7 +174,7 @@ def make_plan(
         outputs=[_spec(name, value) for name, value in zip(graph.output_names, graph.outputs, strict=True)],
         collectives=collectives,
         replicated=_replicated(module, mesh),
-        totals=_totals(collectives, max(costs.values())),
+        totals=_totals(collectives, copies, max(costs.values())),
         original=original,
         values=_values(graph, module.decisions),
         network=module.network,
@@ -178,6 +182,7 @@ def make_plan(
         predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
         not_as_annotated=not_as_annotated,
         state=_states(graph),
+        copies=copies,
         training=facts_of(module.metadata),  # type: ignore[arg-type]
         functions=functions,
     )
@@ -273,6 +278,43 @@ def _collective(node: Node, mesh: Mesh, conflict: Conflict | None) -> dict[str, 
     }
 
 
+def copy_entries(module: Module) -> list[dict[str, Any]]:
+    """The entries of `copies`: one for each id, the size being the most that any program has.
+
+    Raises:
+        PlanError: a copy has no id.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for node in (node for graph in module.graphs for node in copies_of(graph)):
+        number = node.attributes.get("id")
+        if not isinstance(number, int):
+            raise PlanError(
+                f"a copy to the {target_memory(node)} has no id",
+                where=f"node {node.label}",
+                do="end the pipeline with group-segments, which numbers copies",
+            )
+        (operand,) = node.inputs
+        entry = {
+            "id": number,
+            "from": source_memory(node),
+            "to": target_memory(node),
+            "bytes": value_bytes(operand),
+            "times": runs(node.graph),
+            "value": operand.source_name,
+            "phase": node.phase,
+            "reason": node.doc or None,
+        }
+        known = found.setdefault(number, entry)
+        known["bytes"] = max(known["bytes"], entry["bytes"])
+    return [found[number] for number in sorted(found)]
+
+
+def _held_elsewhere(graph: Graph, uses: Uses) -> dict[str, int]:
+    """The most that a rank holds in the memories beside the device's, of those in which something lies."""
+    memories = (memory for memory in memories_of(graph) if memory != "device")
+    return {f"{memory}_bytes": peak(graph, uses, memory).total_bytes for memory in memories}
+
+
 def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
     """Ops that run replicated because they have no rule, and weights that every device holds whole."""
     if mesh.size == 1:
@@ -297,7 +339,7 @@ def _replicated(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
     return listed
 
 
-def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str, Any]:
+def _totals(collectives: Sequence[dict[str, Any]], copies: Sequence[dict[str, Any]], most_flops: int) -> dict[str, Any]:
     by_kind: dict[str, dict[str, int]] = {}
     for entry in collectives:
         kind = by_kind.setdefault(entry["kind"], {"collectives": 0, "sent_bytes": 0})
@@ -306,7 +348,7 @@ def _totals(collectives: Sequence[dict[str, Any]], most_flops: int) -> dict[str,
     return {
         "collectives": sum(kind["collectives"] for kind in by_kind.values()),
         "sent_bytes": sum(kind["sent_bytes"] for kind in by_kind.values()),
-        "copied_bytes": 0,  # No pass makes copies between memories yet.
+        "copied_bytes": sum(known_times(entry) * entry["bytes"] for entry in copies),
         "by_kind": by_kind,
         "flops_per_rank": most_flops,
     }

@@ -57,6 +57,8 @@ class Rank(TypedDict):
     peak_bytes: Count
     arena_bytes: NotRequired[Count]
     memory: NotRequired[Memory]
+    host_bytes: NotRequired[Count]
+    disk_bytes: NotRequired[Count]
 
 
 class Written(TypedDict):
@@ -161,6 +163,7 @@ CopyEntry = TypedDict(
         "times": Count | None,
         "value": str,
         "phase": str | None,
+        "reason": NotRequired[str | None],
     },
 )
 """What is copied between memories of one rank."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from irpar.analysis.memory.liveness import in_flight, last_uses, nested_bytes, roots_of, value_bytes
-from irpar.analysis.memory.replaced import update_of, written_over
+from irpar.analysis.memory.liveness import bytes_in, last_uses, nested_bytes, roots_of
+from irpar.analysis.memory.replaced import in_flight, update_of, written_over
 from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ops import called_communication, holds_collectives, traits
 
@@ -83,7 +83,7 @@ class _Reader:
             inside=[nested_bytes(node) if node.attributes else 0 for node in self._nodes]
             + [0] * (len(touches) - len(self._nodes)),
             touched=touched_by,
-            sizes=list(map(value_bytes, numbers)),
+            sizes=[bytes_in(value, "device") for value in numbers],
             at_start={numbers[value] for value in inputs},
             at_end={number for value, number in numbers.items() if last.get(value) is self._graph.return_node},
         )

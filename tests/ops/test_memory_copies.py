@@ -10,7 +10,7 @@ HEAD = 'mesh @m = ["x"=1]\n'
 
 
 def module_of(lines: str, head: str = "(%x: f32[4], %h: f32[4] in host) -> (%y)") -> Module:
-    return parse_module(f"{HEAD}graph local @g{head} opset 21 {{\n{lines}\n}}\n")
+    return parse_module(f"{HEAD}graph local @g{head} opset 21 ranks [0] {{\n{lines}\n}}\n")
 
 
 GOOD = """\
@@ -138,7 +138,7 @@ def test_the_writer_writes_what_the_verifier_takes() -> None:
     graph.set_outputs([back], ["y"])
     verify(module)
     assert print_module(module).text == (
-        f'{HEAD}graph local @g(%x: f32[4], %h: f32[4] in host) -> (%y_1 as "y") opset 21 {{\n'
+        f'{HEAD}graph local @g(%x: f32[4], %h: f32[4] in host) -> (%y_1 as "y") opset 21 ranks [0] {{\n'
         '  %h_1 = irpar.CopyStart(%h) {to="device", id=0} : inflight<f32[4]>\n'
         "  %h_2 = irpar.Wait(%h_1) {id=0} : f32[4]\n"
         "  %y = Neg(%h_2) : f32[4]\n"

@@ -7,6 +7,7 @@ from irpar.analysis.types.control_flow import assumed_trips
 from irpar.ir import DType, Graph, Node, Value, tensor_type
 from irpar.ops import traits
 from irpar.ops.coords import COORDS
+from irpar.ops.memory_copies import node_place
 
 from .node import Work, whole_work
 
@@ -51,24 +52,29 @@ class Device:
         return max(flops / self.rate(dtype), moved_bytes / self.memory_bandwidth) + self.launch
 
 
-def node_seconds(node: Node, device: Device, work: Work | None = None) -> float:
-    """Seconds of one device's share of a node, by default all of it; communication and views take none.
+def node_seconds(node: Node, device: Device, work: Work | None = None, host: Device | None = None) -> float:
+    """Seconds of one device's share of a node, by default all of it; communication, copies and views take none.
 
     An If counts its slower branch, a Loop or Scan its trips, as in `irpar.analysis.cost.node`; what has no static type
-    counts its launch alone.
+    counts its launch alone. Nodes in bodies that are on the host take what `host` takes.
     """
     known = traits(node)
     if known.view or not known.is_compute:
         return 0.0
-    nested = [graph_seconds(graph, device) for graph in node.nested_graphs()]
+    nested = [graph_seconds(graph, device, host) for graph in node.nested_graphs()]
     if nested:
         return assumed_trips(node) * max(nested) + device.launch
     work = work or whole_work(node)
     return device.seconds(work.flops, _moved_bytes(node, work), _dtype(node))
 
 
-def graph_seconds(graph: Graph, device: Device) -> float:
+def graph_seconds(graph: Graph, device: Device, host: Device | None = None) -> float:
     """Seconds of all nodes of one device's program, one after the other.
+
+    Args:
+        graph: it.
+        device: what computes.
+        host: what computes the nodes that are on the host; None: the device, too.
 
     What only says which blocks the device has is left out: numbers that are the same in every step.
     """
@@ -78,7 +84,8 @@ def graph_seconds(graph: Graph, device: Device) -> float:
         if _tells_a_place(node, places):
             places.update(node.results)
         else:
-            seconds += node_seconds(node, device)
+            where = host if host is not None and node_place(node) == "host" else device
+            seconds += node_seconds(node, where, host=host)
     return seconds
 
 

@@ -20,7 +20,7 @@ Suggestions, which know no device, weigh FLOPs, weights and sent bytes against e
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from irpar.ir import Graph, Node
+from irpar.ir import Graph, Memory, Node
 from irpar.sharding import Axis, Mesh
 
 from .device import graph_seconds, node_seconds
@@ -130,8 +130,18 @@ class CostModel:
     # -- graphs -----------------------------------------------------------------------------------------------------
 
     def graph_seconds(self, graph: Graph) -> float | None:
-        """Seconds that one device computes for a graph; None where nothing is known of the device."""
-        return None if self.network.device is None else graph_seconds(graph, self.network.device)
+        """Seconds that one device and its host compute for a graph; None where nothing is known of one that does."""
+        device, host = self.network.device, self.network.host
+        if device is None:
+            return None
+        if not any(node.place == "host" for node in graph.walk()):
+            return graph_seconds(graph, device)
+        return None if host is None else graph_seconds(graph, device, host)
+
+    def copy(self, source: Memory, target: Memory, size: int) -> int | None:
+        """What a copy between two memories of a rank costs in femtoseconds; None where that is not known."""
+        seconds = self.network.copy_seconds(source, target, size)
+        return None if seconds is None else in_femtoseconds(seconds)
 
 
 def add_keys(first: Key, second: Key) -> Key:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from irpar.ir import Memory
 from irpar.ops.collectives import OF_KIND
 from irpar.ops.collectives.record import Nested
 from irpar.sharding import Axis, IrparError, Mesh, spelled
@@ -197,6 +198,22 @@ class Network:
             return float(size)
         speed = self.links[self.link_between(first, second)].speed_of("permute")
         return speed.latency + size / speed.bandwidth
+
+    def copy_seconds(self, source: Memory, target: Memory, size: int) -> float | None:
+        """Seconds that a copy between two memories of a rank takes; None where that is not known.
+
+        Between a device and a disk all passes the host's memory, one after the other.
+        """
+        seconds = 0.0
+        if "device" in (source, target):
+            if self.host_link is None:
+                return None
+            seconds += self.host_link.latency + size / self.host_link.bandwidth
+        if "disk" in (source, target):
+            if self.disk is None:
+                return None
+            seconds += size / (self.disk.read if source == "disk" else self.disk.write)
+        return seconds
 
     def seconds_of_pairs(self, pairs: Sequence[int], size: int, mesh: Mesh) -> float:
         """Seconds until all of some pairs of ranks (sources and targets in turn) have sent and got `size` bytes.

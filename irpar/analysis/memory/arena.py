@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from irpar.ir import Graph, Node, Value
+from irpar.ops.memory_copies import node_place
 
 from .liveness import Uses, nested_bytes, uses_of, value_bytes
 from .offsets.heuristics import place
@@ -12,7 +13,7 @@ from .scratch import nested_scratch, scratch_bytes
 
 
 def arena_bytes(graph: Graph, uses: Uses | None = None) -> int:
-    """Bytes of an arena in which all inputs and results of a graph find room, in its order; constants lie elsewhere."""
+    """Bytes of an arena in which all that a graph computes on the device finds room, in its order, inputs included."""
     return place(list(arena_lifetimes(graph, uses))).nbytes
 
 
@@ -28,22 +29,26 @@ def arena_lifetimes(graph: Graph, uses: Uses | None = None) -> Iterator[Lifetime
     for one in lifetimes(graph, uses):
         yield Lifetime(one.key, one.nbytes, one.first, one.last)
     for step, node in enumerate(graph, 1):
+        if node_place(node) == "host":
+            continue
         if needed := scratch_bytes(node) + nested_scratch(node):
             yield Lifetime(Scratch(node), needed, step, step)
 
 
 def lifetimes(graph: Graph, uses: Uses | None = None) -> Iterator[Lifetime[Value | Node]]:
-    """When each value is held that has bytes of its own, and what a node's bodies hold while it runs."""
+    """When each value is held that has bytes of its own on the device, and what a node's bodies hold while it runs."""
     uses = uses or uses_of(graph)
     roots, last = uses.roots, uses.last
     steps = {node: number for number, node in enumerate(graph, 1)}
     steps[graph.return_node] = len(steps) + 1
     for value in graph.inputs:
+        if value.memory != "device":
+            continue
         yield Lifetime(value, value_bytes(value), 0, steps[last[value]] if value in last else 0)
     for node in graph:
         step = steps[node]
         if inside := nested_bytes(node):
             yield Lifetime(node, inside, step, step)
         for value in node.results:
-            if value not in roots:
+            if value not in roots and value.memory == "device":
                 yield Lifetime(value, value_bytes(value), step, steps[last[value]] if value in last else step)

@@ -16,7 +16,7 @@ USES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
 
 def bytes_by_use(graph: Graph, most: Peak, uses: Uses | None = None) -> dict[str, int]:
-    """What the peak of a local graph is made of, in bytes.
+    """What the peak of a local graph on the device is made of, in bytes.
 
     Args:
         graph: it.
@@ -131,7 +131,7 @@ class _Held:
 
     def _spans(self, values: Set[Value]) -> Iterator[tuple[int, int, int]]:
         for value in values:
-            if value in self.last and value not in self.roots:
+            if value in self.last and value not in self.roots and value.memory == "device":
                 yield self.places[value.node], self.places[self.last[value]], value_bytes(value)
 
 

@@ -35,7 +35,9 @@ class Holding:
 
 
 def holdings(graph: Graph, uses: Uses | None = None) -> list[Holding]:
-    """All that a program holds, in the order in which it is made, constants first; what bodies hold by what is in them.
+    """All that a program holds on the device, in the order in which it is made, constants first.
+
+    What bodies hold is told by what is in them.
 
     What is held at each step adds up to what `liveness.held_bytes` counts, and the constants.
 
@@ -48,6 +50,7 @@ def holdings(graph: Graph, uses: Uses | None = None) -> list[Holding]:
         Holding(value.source_name, scopes.of_value(value), "parameters", value_bytes(value), 0, end)
         for inner in graph.graphs()
         for value in inner.constants
+        if value.memory == "device"
     ]
     return constants + list(_computed(graph, uses or uses_of(graph), scopes))
 

@@ -1,17 +1,19 @@
-"""Liveness: which values are held when, and the most bytes that are held at once."""
+"""Liveness: which values are held when, and the most bytes that are held at once, in each memory by itself."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from irpar.ir import COMMUNICATION, Graph, Node, TensorType, Value, captured_or_read
+from irpar.ir import COMMUNICATION, Graph, InflightType, Memory, Node, TensorType, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
+from irpar.ops.bodies import waits_for_copy
+from irpar.ops.memory_copies import MEMORIES
 
-from .replaced import let_go, update_of, written_over
+from .replaced import in_flight, let_go, update_of, written_over
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The most memory that running a graph in its order needs.
+    """The most of one memory that running a graph in its order needs.
 
     Attributes:
         constant_bytes: all constants, held throughout.
@@ -30,14 +32,27 @@ class Peak:
 
 
 def value_bytes(value: Value) -> int:
-    """Bytes of a static tensor value; 0 for what has no static size."""
+    """Bytes of a static tensor value, or of one that is being copied; 0 for what has no static size."""
     known = value.type
+    if isinstance(known, InflightType) and value.node is not None and traits(value.node).copies:
+        known = known.elem
     return known.nbytes if isinstance(known, TensorType) and known.is_static else 0
 
 
-def constant_bytes(graph: Graph) -> int:
-    """Bytes of all constants of a graph, those of nested graphs included."""
-    return sum(value_bytes(value) for inner in graph.graphs() for value in inner.constants)
+def bytes_in(value: Value, memory: Memory) -> int:
+    """Bytes of a value where it lies in a memory; 0 where it lies in another."""
+    return value_bytes(value) if value.memory == memory else 0
+
+
+def constant_bytes(graph: Graph, memory: Memory = "device") -> int:
+    """Bytes of all constants of a graph in a memory, those of nested graphs included."""
+    return sum(bytes_in(value, memory) for inner in graph.graphs() for value in inner.constants)
+
+
+def memories_of(graph: Graph) -> tuple[Memory, ...]:
+    """The memories in which something of a graph lies, the device's first and in any case."""
+    found = {value.memory for inner in graph.graphs() for value in inner.values()}
+    return tuple(memory for memory in MEMORIES if memory == "device" or memory in found)
 
 
 @dataclass(frozen=True)
@@ -59,62 +74,70 @@ def uses_of(graph: Graph) -> Uses:
     return Uses(roots, last_uses(graph, roots))
 
 
-def peak(graph: Graph, uses: Uses | None = None) -> Peak:
-    """Peak memory of a graph that frees each value after its last use; results of views share their operand's bytes.
+def peak(graph: Graph, uses: Uses | None = None, memory: Memory = "device") -> Peak:
+    """Peak of a memory for a graph that frees each value after its last use; views share their operand's bytes.
 
     What is written over the state that it replaces shares its bytes too. What a nested graph (If, Loop, Scan) needs
     inside counts while its holder runs. Linear in uses.
     """
     most, where = 0, None
-    for node, held in held_bytes(graph, uses):
+    for node, held in held_bytes(graph, uses, memory):
         if held > most:
             most, where = held, node
-    return Peak(constant_bytes(graph), most, where)
+    return Peak(constant_bytes(graph, memory), most, where)
 
 
-def bytes_at_rest(graph: Graph, uses: Uses | None = None) -> int:
+def bytes_at_rest(graph: Graph, uses: Uses | None = None, memory: Memory = "device") -> int:
     """The most bytes of inputs and results that a rank holds while it waits: at a collective, or when it has ended.
 
     At one in a body it holds what its holder holds, and at most what the body does.
     """
-    outputs = sum(map(value_bytes, dict.fromkeys(graph.outputs)))
-    return max(outputs, *(held for node, held in held_bytes(graph, uses) if node is None or holds_collectives(node)))
+    outputs = sum(bytes_in(value, memory) for value in dict.fromkeys(graph.outputs))
+    held = held_bytes(graph, uses, memory)
+    return max(outputs, *(size for node, size in held if node is None or holds_collectives(node)))
 
 
-def held_bytes(graph: Graph, uses: Uses | None = None) -> Iterator[tuple[Node | None, int]]:
-    """The bytes of inputs and results that are held before the first node (None), and while each node runs."""
+def held_bytes(graph: Graph, uses: Uses | None = None, memory: Memory = "device") -> Iterator[tuple[Node | None, int]]:
+    """The bytes of inputs and results that a memory holds before the first node (None), and while each node runs."""
     uses = uses or uses_of(graph)
     roots, last = uses.roots, uses.last
-    held = sum(value_bytes(value) for value in graph.inputs)
+    inputs = [value for value in graph.inputs if value.memory == memory]
+    held = sum(map(value_bytes, inputs))
     yield None, held
-    held -= sum(value_bytes(value) for value in graph.inputs if value not in last)
+    held -= sum(value_bytes(value) for value in inputs if value not in last)
     ends: dict[Node, int] = {}
     for value, node in last.items():
-        ends[node] = ends.get(node, 0) + value_bytes(value)
+        if value.memory == memory:
+            ends[node] = ends.get(node, 0) + value_bytes(value)
     for node in graph:
         unread = 0
         for value in node.results:
-            if value not in roots:
+            if value not in roots and value.memory == memory:
                 made = value_bytes(value)
                 held += made
                 unread += 0 if value in last else made
-        yield node, held + (nested_bytes(node) if node.attributes else 0)
+        yield node, held + (nested_bytes(node, memory) if node.attributes else 0)
         held -= ends.get(node, 0) + unread
 
 
-def nested_bytes(node: Node) -> int:
+def nested_bytes(node: Node, memory: Memory = "device") -> int:
     """The most that the bodies of a node hold at once while it runs; of a call beside its operands and results."""
     if node.callee is not None and node.callee.domain == COMMUNICATION:
         body = node.callee.graph
-        return max(0, peak(body).activation_bytes - sum(map(value_bytes, (*body.inputs, *dict.fromkeys(body.outputs)))))
-    return max((peak(nested).activation_bytes for nested in node.nested_graphs()), default=0)
+        ends = (*body.inputs, *dict.fromkeys(body.outputs))
+        held = peak(body, memory=memory).activation_bytes - sum(bytes_in(value, memory) for value in ends)
+        return max(0, held)
+    return max((peak(nested, memory=memory).activation_bytes for nested in node.nested_graphs()), default=0)
 
 
 def roots_of(graph: Graph) -> dict[Value, Value]:
-    """Values that are views, or are written over state, and the value whose bytes they share."""
+    """Values that are views, or are written over state, and the value whose bytes they share.
+
+    What a copy in flight comes to is there from its start on.
+    """
     roots: dict[Value, Value] = dict(written_over(graph))
     for node in graph:
-        if traits(node).view and node.inputs:
+        if (traits(node).view or waits_for_copy(node)) and node.inputs:
             source = node.inputs[0]
             roots[node.result] = roots.get(source, source)
     return roots
@@ -124,7 +147,7 @@ def last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
     """The last node that reads each value or a view of it; graph results are read by the return node.
 
     State is held to the end; but that which a step of training replaces, and is not written over, until its last reader
-    has run and the update begins. What a started collective takes is held until the wait.
+    has run and the update begins. What a started collective or copy takes is held until the wait.
     """
     last: dict[Value, Node] = dict.fromkeys(graph.states, graph.return_node)
     first = update_of(graph)
@@ -140,14 +163,6 @@ def last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
             if root.data is None and root.owner is graph and root not in states:
                 last[root] = node
     return last
-
-
-def in_flight(node: Node) -> tuple[Value, ...]:
-    """What the collective took whose result a node waits for."""
-    if node.is_return or not traits(node).waits:
-        return ()
-    start = node.inputs[0].node
-    return () if start is None else start.inputs
 
 
 def _in_order(graph: Graph) -> Iterator[Node]:

@@ -46,6 +46,14 @@ def let_go(graph: Graph, kept: Iterable[Value] = ()) -> dict[Value, Value]:
     }
 
 
+def in_flight(node: Node) -> tuple[Value, ...]:
+    """What the collective or copy took whose result a node waits for."""
+    if node.is_return or not traits(node).waits:
+        return ()
+    start = node.inputs[0].node
+    return () if start is None else start.inputs
+
+
 def written_over(graph: Graph, kept: Sequence[Value] = ()) -> dict[Value, Value]:
     """The results that are written where the state lies that they replace, and that state.
 
@@ -80,7 +88,13 @@ def _can_write(new: Value, old: Value) -> bool:
     ):
         return False
     written = _NARROWED + _WRITTEN if (node.domain, node.op_type) == ("", "Cast") else _WRITTEN
-    if type_ is None or new.type != type_ or not type_.is_static or type_.dtype not in written:
+    if (
+        type_ is None
+        or new.type != type_
+        or new.memory != old.memory
+        or not type_.is_static
+        or type_.dtype not in written
+    ):
         return False
     is_written_over = traits(node).is_elementwise and writes_out(node)
     return is_written_over or (is_for_plans(node) and old in node.inputs)
@@ -119,7 +133,7 @@ class _Reads:
 
     def _read(self, node: Node, place: int) -> None:
         seen: dict[Value, None] = {}
-        for value in captured_or_read(node):
+        for value in (*captured_or_read(node), *in_flight(node)):
             for source in self._views.get(value, ()):
                 seen[source] = None
                 read = self._reads[source]
