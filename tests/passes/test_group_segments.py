@@ -9,7 +9,7 @@ import irpar
 from irpar import models
 from irpar.analysis.memory.liveness import peak
 from irpar.analysis.segments import is_segment, stretches
-from irpar.ir import ArrayTensor, DType, Graph, Module, Node, TensorType, Value
+from irpar.ir import ArrayTensor, DType, Graph, Module, Node, TensorType, Value, parse_module, print_module
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.sharding import IrparError
 from irpar.verification.inputs import random_inputs
@@ -220,3 +220,31 @@ def test_the_values_are_the_same(engine):
     assert after <= before
     for name, want in expected.items():
         np.testing.assert_array_equal(found[name], want)
+
+
+def test_what_the_host_computes_stands_together_between_two_copies() -> None:
+    text = """\
+mesh @m = ["x"=1]
+
+graph local @g(%x: f32[4], %h: f32[4] in host) -> (%y, %z) opset 21 ranks [0] {
+  %a = Neg(%h) {| place=host} : f32[4] in host
+  %b = Neg(%x) : f32[4]
+  %c = Abs(%a) {| place=host} : f32[4] in host
+  %d = irpar.Copy(%c) {to="device"} : f32[4]
+  %y = Add(%b, %d) : f32[4]
+  %z = irpar.Copy(%y) {id=9, to="host"} : f32[4] in host
+}
+"""
+    module = parse_module(text)
+    run_pipeline("group-segments", module)
+    lines = print_module(module).text.splitlines()[3:9]
+    assert lines == [
+        "  %b = Neg(%x) : f32[4]",
+        "  %a = Neg(%h) {| place=host} : f32[4] in host",
+        "  %c = Abs(%a) {| place=host} : f32[4] in host",
+        '  %d = irpar.Copy(%c) {to="device", id=0} : f32[4]',
+        "  %y = Add(%b, %d) : f32[4]",
+        '  %z = irpar.Copy(%y) {id=1, to="host"} : f32[4] in host',
+    ]
+    (again,) = run_pipeline("group-segments", module)
+    assert not again.changed
