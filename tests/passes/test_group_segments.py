@@ -237,7 +237,7 @@ graph local @g(%x: f32[4], %h: f32[4] in host) -> (%y, %z) opset 21 ranks [0] {
 """
     module = parse_module(text)
     run_pipeline("group-segments", module)
-    lines = print_module(module).text.splitlines()[3:9]
+    lines = print_module(module).text.splitlines()[2:8]
     assert lines == [
         "  %b = Neg(%x) : f32[4]",
         "  %a = Neg(%h) {| place=host} : f32[4] in host",
