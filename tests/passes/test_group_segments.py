@@ -244,7 +244,7 @@ graph local @g(%x: f32[4], %h: f32[4] in host) -> (%y, %z) opset 21 ranks [0] {
         "  %c = Abs(%a) {| place=host} : f32[4] in host",
         '  %d = irpar.Copy(%c) {to="device", id=0} : f32[4]',
         "  %y = Add(%b, %d) : f32[4]",
-        '  %z = irpar.Copy(%y) {id=1, to="host"} : f32[4] in host',
+        '  %z = irpar.Copy(%y) {to="host", id=1} : f32[4] in host',
     ]
     (again,) = run_pipeline("group-segments", module)
     assert not again.changed
