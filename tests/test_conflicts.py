@@ -158,5 +158,5 @@ def test_what_is_gathered_and_cut_again_in_programs_of_all_operators(tmp_path: P
 
     draws()
     # Where three annotations and more pull at one value, leaving out one of them may not be enough.
-    assert found >= 10
-    assert stuck <= 0.1 * found
+    assert found >= 10 * SHARE
+    assert stuck <= max(1, 0.1 * found)

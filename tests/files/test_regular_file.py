@@ -94,4 +94,4 @@ def test_ordinary_files_and_links_to_them_are_read(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(IsADirectoryError):
         read_bytes(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # Those of an earlier test may be closed meanwhile.

@@ -136,5 +136,5 @@ def test_signals_of_the_process_are_as_before():
     run_ranks(shell("exit 0"), 2)
     assert [signal.getsignal(number) for number in numbers] == before
     assert signal.set_wakeup_fd(-1) == -1
-    assert len(os.listdir("/proc/self/fd")) == handles
+    assert len(os.listdir("/proc/self/fd")) <= handles  # Those of an earlier test may be closed meanwhile.
     assert sys.exc_info() == (None, None, None)
