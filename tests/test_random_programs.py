@@ -29,7 +29,10 @@ ANY_TIME = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")  # What failed is reported made small.
 MOST = 0.02
 """The share of programs that may be refused, and of nodes whose work is repeated though nothing forces it."""
+LEAST_EXAMPLES = 3
+"""Of each group of operators that programs are drawn for."""
 LEAST_DRAWN = 20
+"""How often each operator, of 20 examples of each group."""
 
 
 class Tally:
@@ -122,7 +125,7 @@ def _draw(tally: Tally, size: int, count: int, examples: int, salt: str) -> None
     for group in groups(size, salt):
 
         @settings(
-            max_examples=budget(examples, least=3),
+            max_examples=budget(examples, least=LEAST_EXAMPLES),
             deadline=None,
             derandomize=True,
             database=None,
@@ -151,7 +154,8 @@ def test_many_random_programs() -> None:
     tally.report()
     of_models = [found for found in definitions() if found.domain != "irpar"]  # its updates come with training alone
     ruled = {f"{found.domain}.{found.name}".lstrip(".") for found in of_models if found.rule is not None}
-    assert {operator: tally.drawn[operator] for operator in ruled if tally.drawn[operator] < LEAST_DRAWN} == {}
+    least = LEAST_DRAWN * budget(20, least=LEAST_EXAMPLES) / 20
+    assert {operator: tally.drawn[operator] for operator in ruled if tally.drawn[operator] < least} == {}
 
 
 # -- draws that failed once -----------------------------------------------------------------------------------------
