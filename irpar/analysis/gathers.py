@@ -56,14 +56,15 @@ def say_gathers(module: Module, gathers: Gathers) -> bool:
 
 
 def layers_of(graph: Graph, parameters: Sequence[Value]) -> dict[str, int]:
-    """The number of the layer that reads each parameter first, in the order of the forward pass.
+    """The number of the layer that reads each parameter first, in the order of the forward pass: all, if none has said.
 
     Layers are what the forward pass repeats; of what stands outside of them, so many parameters in a row count as one
     as hold no more than the largest layer does, or the largest parameter.
     """
-    places = {node: place for place, node in enumerate(graph)}
+    forward = "forward" if any(node.phase == "forward" for node in graph) else None
+    places = {node: place for place, node in enumerate(graph) if node.phase == forward}
     first = {value: _first_reader(value, places) for value in parameters}
-    inside = _inside_layers(graph, {value for value, node in first.items() if node is not None}, places)
+    inside = _inside_layers(graph, {value for value, node in first.items() if node is not None}, places, forward)
     sizes: dict[int, int] = {}
     for value, layer in inside.items():
         sizes[layer] = sizes.get(layer, 0) + value_bytes(value)
@@ -82,14 +83,16 @@ def layers_of(graph: Graph, parameters: Sequence[Value]) -> dict[str, int]:
 
 def _first_reader(value: Value, places: Mapping[Node, int]) -> Node | None:
     """The first node of the forward pass that reads a parameter."""
-    readers = [node for node in value.users if node.phase == "forward" and node in places]
+    readers = [node for node in value.users if node in places]
     return min(readers, key=places.__getitem__, default=None)
 
 
-def _inside_layers(graph: Graph, parameters: set[Value], places: Mapping[Node, int]) -> dict[Value, int]:
+def _inside_layers(
+    graph: Graph, parameters: set[Value], places: Mapping[Node, int], forward: str | None
+) -> dict[Value, int]:
     """The place in the graph of the first layer that reads each parameter, of those that one does."""
     found: dict[Value, int] = {}
-    for layers in find_layers(graph, phase="forward"):
+    for layers in find_layers(graph, phase=forward):
         for member, operands in zip(layers.members, layers.operands, strict=True):
             place = min(places[node] for node in member)
             for value in parameters.intersection(operands):

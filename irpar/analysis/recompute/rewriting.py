@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Sequence
 from itertools import count
 
-from irpar.analysis.layers.find import holder_in
-from irpar.analysis.memory.liveness import roots_of
-from irpar.ir import Graph, Node, Value, captured_or_read
+from irpar.analysis.newest import Newest
+from irpar.ir import Graph, Node, captured_or_read
 from irpar.ir.clone import clone_node
-from irpar.ops import traits
 from irpar.ops.bodies import is_numbered
 from irpar.ops.recomputed import AGAIN, FIRST, is_recomputed, mark_recomputed
 
@@ -38,9 +36,7 @@ class _Writer:
         self.graph = graph
         self.ids = ids
         self.count = 0
-        self.roots = roots_of(graph)
-        self.newest: dict[Value, Value] = {}
-        self.views: dict[tuple[Value, Value], Value] = {}
+        self.newest = Newest(graph)
 
     def write(self, program: Program, schedule: Sequence[int]) -> int:
         waiting: list[int] = []
@@ -56,9 +52,9 @@ class _Writer:
             if node is not None and node is not written:
                 self._repeat(program, waiting, node)
                 waiting.clear()
-                self._read_newest(node)
+                self.newest.let_read(node)
                 written = node
-        self._erase_unread_views()
+        self.newest.erase_unread_views()
         return self.count
 
     def _repeat(self, program: Program, places: Sequence[int], before: Node) -> None:
@@ -70,10 +66,10 @@ class _Writer:
             if node not in copies:
                 copies[node] = self._copy(node, before)
             for value in program.results[place]:
-                self.newest[value] = copies[node].results[value.index]
+                self.newest.of[value] = copies[node].results[value.index]
 
     def _copy(self, node: Node, before: Node) -> Node:
-        values = {value: self._now(value, before) for value in captured_or_read(node)}
+        values = {value: self.newest.now(value, before) for value in captured_or_read(node)}
         made = clone_node(node, values, self.graph.names)
         made.phase, made.stage = before.phase, before.stage
         made.name = f"{node.name}.{AGAIN}" if node.name else ""
@@ -87,37 +83,3 @@ class _Writer:
         self.graph.insert_before(before, made)
         self.count += 1
         return made
-
-    def _read_newest(self, node: Node) -> None:
-        """Let a node, and the graphs in it, read the newest of what it reads."""
-        for value in dict.fromkeys(captured_or_read(node)):
-            now = self._now(value, node)
-            if now is not value:
-                value.replace_uses(now, only=[use for use in value.uses if holder_in(use[0], self.graph) is node])
-
-    def _now(self, value: Value, before: Node) -> Value:
-        """The newest result that stands for a value; of a view one that is made there."""
-        root = self.roots.get(value)
-        if root is None:
-            return self.newest.get(value, value)
-        newest = self.newest.get(root, root)
-        if newest is root:
-            return value
-        known = self.views.get((value, newest))
-        if known is None:
-            view = value.node
-            assert view is not None
-            made = clone_node(view, {view.inputs[0]: self._now(view.inputs[0], before)}, self.graph.names)
-            made.phase, made.stage = before.phase, before.stage
-            made.name = f"{view.name}.{AGAIN}" if view.name else ""
-            made.result.name, made.result.source = f"{value.name}.{AGAIN}", None
-            self.graph.insert_before(before, made)
-            known = self.views[value, newest] = made.result
-        return known
-
-    def _erase_unread_views(self) -> None:
-        """What nobody reads would hold what it is a view of."""
-        for value in reversed(self.roots):
-            node = value.node
-            if node is not None and traits(node).view and not value.uses:
-                node.erase()

@@ -1,0 +1,70 @@
+"""Nodes that read what stands for a value from some place on: the same numbers, made again or brought back."""
+
+from irpar.analysis.layers.find import holder_in
+from irpar.ir import Graph, Node, Value, captured_or_read
+from irpar.ir.clone import clone_node
+from irpar.ops import traits
+from irpar.ops.recomputed import AGAIN
+
+
+def view_roots(graph: Graph) -> dict[Value, Value]:
+    """The views in a graph, in order, and the value that each is one of: no view itself."""
+    roots: dict[Value, Value] = {}
+    for node in graph:
+        if traits(node).view and node.inputs:
+            source = node.inputs[0]
+            roots[node.result] = roots.get(source, source)
+    return roots
+
+
+class Newest:
+    """What stands for values of a graph, while its nodes are gone through in order.
+
+    A view of a value that something else stands for by now is made again where it is read.
+
+    Args:
+        graph: it.
+
+    Attributes:
+        of: what stands for a value that is no view; others stand for themselves.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.of: dict[Value, Value] = {}
+        self._graph = graph
+        self._roots = view_roots(graph)
+        self._views: dict[tuple[Value, Value], Value] = {}
+
+    def let_read(self, node: Node) -> None:
+        """Let a node, and the graphs in it, read the newest of what it reads."""
+        for value in dict.fromkeys(captured_or_read(node)):
+            now = self.now(value, node)
+            if now is not value:
+                value.replace_uses(now, only=[use for use in value.uses if holder_in(use[0], self._graph) is node])
+
+    def now(self, value: Value, before: Node) -> Value:
+        """The newest that stands for a value; of a view one that is made there."""
+        root = self._roots.get(value)
+        if root is None:
+            return self.of.get(value, value)
+        newest = self.of.get(root, root)
+        if newest is root:
+            return value
+        known = self._views.get((value, newest))
+        if known is None:
+            view = value.node
+            assert view is not None
+            made = clone_node(view, {view.inputs[0]: self.now(view.inputs[0], before)}, self._graph.names)
+            made.phase, made.stage = before.phase, before.stage
+            made.name = f"{view.name}.{AGAIN}" if view.name else ""
+            made.result.name, made.result.source = f"{value.name}.{AGAIN}", None
+            self._graph.insert_before(before, made)
+            known = self._views[value, newest] = made.result
+        return known
+
+    def erase_unread_views(self) -> None:
+        """What nobody reads would hold what it is a view of."""
+        for value in reversed(self._roots):
+            node = value.node
+            if node is not None and traits(node).view and not value.uses:
+                node.erase()

@@ -1,0 +1,111 @@
+"""What of a program may lie elsewhere than on the device while nothing reads it, and when it is read."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from irpar.analysis.memory.liveness import value_bytes
+from irpar.analysis.memory.replaced import in_flight
+from irpar.analysis.newest import view_roots
+from irpar.ir import DType, Graph, Node, State, TensorType, Value, captured_or_read
+from irpar.ops.memory_copies import node_place
+
+Kind = Literal["weights", "state", "activations"]
+KINDS: tuple[Kind, ...] = ("weights", "state", "activations")
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """A value that is needed at some places of a program, and between them may lie elsewhere.
+
+    Attributes:
+        value: it; no view of another one.
+        kind: weights: constants and the parameters of a step of training; state: all other state; activations: what
+            nodes make.
+        nbytes: its size.
+        reads: the places of the nodes that read it, or a view of it, in order.
+        made: the place of the node that makes it; None: it is there when a run begins.
+        replaced: what replaces it, if it is state; None: it stays as it is.
+        replaced_at: the place of the node that makes that.
+    """
+
+    value: Value
+    kind: Kind
+    nbytes: int
+    reads: tuple[int, ...]
+    made: int | None = None
+    replaced: Value | None = None
+    replaced_at: int = -1
+
+    @property
+    def touched(self) -> tuple[int, ...]:
+        """All places where it is needed."""
+        return self.reads if self.made is None else (self.made, *self.reads)
+
+
+def items_of(graph: Graph, least: int) -> list[Item]:
+    """The items of a program that hold so many bytes, weights and state first, then what nodes make, in order.
+
+    What a run gives is none of them, but for what replaces state; nor is what says where a rank is, or sizes.
+    """
+    roots = view_roots(graph)
+    reads = _reads(graph, roots)
+    places = {node: place for place, node in enumerate(graph)}
+    given = {roots.get(value, value) for value in graph.outputs}
+    found = [*_weights(graph, given, reads), *_states(graph, given, reads, places)]
+    new = {graph.output(state.output) for state in graph.states.values() if state.output is not None}
+    for node, place in places.items():
+        if node_place(node) != "device":
+            continue
+        found.extend(
+            Item(value, "activations", value_bytes(value), tuple(reads[value]), place)
+            for value in node.results
+            if value not in roots and value not in given and value not in new and value in reads and _is_stored(value)
+        )
+    return [item for item in found if item.nbytes >= max(least, 1) and item.reads]
+
+
+def _is_stored(value: Value) -> bool:
+    """Whether copies can bring a value elsewhere."""
+    type_ = value.type
+    return (
+        value.memory == "device" and isinstance(type_, TensorType) and type_.is_static and type_.dtype is not DType.STR
+    )
+
+
+def _weights(graph: Graph, given: Collection[Value], reads: Mapping[Value, Sequence[int]]) -> Iterator[Item]:
+    for value in graph.constants:
+        if value in reads and value not in given and _is_stored(value) and not value.dtype.is_index:
+            yield Item(value, "weights", value_bytes(value), tuple(reads[value]))
+
+
+def _states(
+    graph: Graph, given: Collection[Value], reads: Mapping[Value, Sequence[int]], places: Mapping[Node, int]
+) -> Iterator[Item]:
+    for value, state in graph.states.items():
+        if not _is_stored(value) or value in given or value not in reads:
+            continue
+        kind: Kind = "weights" if state.kind == "parameter" else "state"
+        item = Item(value, kind, value_bytes(value), tuple(reads[value]))
+        if state.output is None:
+            yield item
+        elif (place := _new_at(graph, state, places)) is not None:
+            new = graph.output(state.output)
+            yield Item(value, kind, item.nbytes, item.reads, replaced=new, replaced_at=place)
+
+
+def _new_at(graph: Graph, state: State, places: Mapping[Node, int]) -> int | None:
+    """Where what replaces a state is made; None where that is not made on the device for this alone."""
+    assert state.output is not None
+    new = graph.output(state.output)
+    is_alone = sum(user.is_return for user, _ in new.uses) == 1
+    return places.get(new.node) if new.node is not None and is_alone and _is_stored(new) else None
+
+
+def _reads(graph: Graph, roots: Mapping[Value, Value]) -> dict[Value, list[int]]:
+    """The places where each value, or a view of it, is read; what a started collective takes is until the wait."""
+    found: dict[Value, list[int]] = {}
+    for place, node in enumerate(graph):
+        for value in dict.fromkeys(roots.get(each, each) for each in (*captured_or_read(node), *in_flight(node))):
+            found.setdefault(value, []).append(place)
+    return found

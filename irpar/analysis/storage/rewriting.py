@@ -1,0 +1,118 @@
+"""Writing moves into a program: copies between the steps."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from irpar.analysis.newest import Newest
+from irpar.ir import Graph, Node, Value
+from irpar.ops.memory_copies import CopyWriter
+
+from .moves import Move, Stay
+from .steps import Steps
+
+
+def write_moves(graph: Graph, steps: Steps, moves: Sequence[Move]) -> None:
+    """Let items lie where moves say, and come and go when they say.
+
+    Between two steps, first what went beside the one that ends has gone; then what goes now begins to go, what the next
+    step needs has come, and what later ones need begins to come. So what comes has the room of what has gone.
+
+        a = f(x); b = g(a); c = h(b, a)         step 0: f   step 1: g   step 2: h
+        a = f(x); a.h = Copy(a); b = g(a); a.d = Copy(a.h); c = h(b, a.d)
+    """
+    nodes = list(graph)
+    _Writer(graph, steps, moves).write(nodes)
+
+
+_Task = Callable[[Node], None]
+"""Puts copies before a node."""
+
+
+class _Writer:
+    def __init__(self, graph: Graph, steps: Steps, moves: Sequence[Move]) -> None:
+        self.graph = graph
+        self.steps = steps
+        self.copies = CopyWriter(graph)
+        self.newest = Newest(graph)
+        self.away: dict[Value, Value] = {}
+        """Where items lie that are not on the device; what replaces state among them."""
+        self.flying: dict[tuple[Value, int], Value] = {}
+        # What happens between two steps, in this order: by the number of the step that comes.
+        self.gone: dict[int, list[_Task]] = defaultdict(list)
+        self.going: dict[int, list[_Task]] = defaultdict(list)
+        self.come: dict[int, list[_Task]] = defaultdict(list)
+        self.coming: dict[int, list[_Task]] = defaultdict(list)
+        for move in moves:
+            self._plan(move)
+
+    def _plan(self, move: Move) -> None:
+        value = move.item.value
+        if move.item.made is None:
+            value.memory = move.memory
+            self.away[value] = value
+        for stay in move.stays:
+            if stay.comes:
+                self._plan_coming(value, stay)
+            if stay.leaves:
+                self._plan_leaving(value, move, stay.last, stay.gone)
+        new = move.item.replaced
+        if new is not None:
+            self._plan_leaving(new, move, self.steps.of(move.item.replaced_at), move.new_gone)
+
+    def _plan_coming(self, value: Value, stay: Stay) -> None:
+        if stay.begin == stay.first:
+            self.come[stay.first].append(lambda node: self._copy_in(value, node))
+            return
+        self.coming[stay.begin].append(lambda node: self._start_in(value, stay, node))
+        self.come[stay.first].append(lambda node: self._wait_in(value, stay, node))
+
+    def _plan_leaving(self, value: Value, move: Move, last: int, until: int) -> None:
+        if until == last:
+            self.going[last + 1].append(lambda node: self._copy_out(value, move, node))
+            return
+        self.going[last + 1].append(lambda node: self._start_out(value, move, node))
+        self.gone[until + 1].append(lambda node: self._wait_out(value, node))
+
+    def _copy_in(self, value: Value, before: Node) -> None:
+        self.newest.of[value] = _of_layer(value, self.copies.copy(self.away[value], "device", before))
+
+    def _start_in(self, value: Value, stay: Stay, before: Node) -> None:
+        self.flying[value, stay.first] = _of_layer(value, self.copies.start(self.away[value], "device", before))
+
+    def _wait_in(self, value: Value, stay: Stay, before: Node) -> None:
+        self.newest.of[value] = self.copies.wait(self.flying[value, stay.first], before)
+
+    def _copy_out(self, value: Value, move: Move, before: Node) -> None:
+        self.away[value] = _of_layer(value, self.copies.copy(value, move.memory, before))
+
+    def _start_out(self, value: Value, move: Move, before: Node) -> None:
+        self.flying[value, -1] = _of_layer(value, self.copies.start(value, move.memory, before))
+
+    def _wait_out(self, value: Value, before: Node) -> None:
+        self.away[value] = self.copies.wait(self.flying[value, -1], before)
+
+    def write(self, nodes: Sequence[Node]) -> None:
+        ends = (*self.steps.firsts[1:], len(nodes))
+        for step, (first, end) in enumerate(zip(self.steps.firsts, ends, strict=True)):
+            self._between(step, nodes[first] if first < len(nodes) else self.graph.return_node)
+            for node in nodes[first:end]:
+                self.newest.let_read(node)
+        self._between(self.steps.count, self.graph.return_node)
+        outputs = [self.away.get(value, value) for value in self.graph.outputs]
+        self.graph.set_outputs(outputs, self.graph.output_names)
+        self.newest.erase_unread_views()
+
+    def _between(self, step: int, before: Node) -> None:
+        for tasks in (self.gone, self.going, self.come, self.coming):
+            for task in tasks[step]:
+                task(before)
+
+
+def _of_layer(value: Value, copied: Value) -> Value:
+    """Say of a copy where in the model it belongs: where what it copies is made, or read first."""
+    node = copied.node
+    assert node is not None
+    others = [] if value.node is None else [value.node]
+    others.extend(user for user in value.users if user is not node)
+    node.scope = next((other.scope for other in others if other.scope), None)
+    return copied

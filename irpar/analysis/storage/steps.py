@@ -1,0 +1,79 @@
+"""The steps of a program: nodes in a row that work on one layer. What is brought comes a number of steps before."""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from irpar.analysis.gathers import layers_of
+from irpar.ir import Graph, Node, Value, captured_or_read
+
+from .items import Item
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Where steps begin.
+
+    Attributes:
+        firsts: the place of the first node of each step; 0 of the first one.
+        nodes: how many there are in all.
+    """
+
+    firsts: tuple[int, ...]
+    nodes: int
+
+    @property
+    def count(self) -> int:
+        """How many steps there are."""
+        return len(self.firsts)
+
+    def of(self, place: int) -> int:
+        """The step of a node."""
+        return bisect_right(self.firsts, place) - 1
+
+
+_SMALL = 0.01
+"""Of the largest layer: what is smaller does not tell which one a node works on. Several share a 0.5."""
+
+
+def steps_of_layers(graph: Graph, items: Sequence[Item]) -> Steps:
+    """Steps that each work on the weights of one layer, and the state that belongs to them, in one phase.
+
+    reads w1 . b1 w2 . . w3 . w1: of layers (w1, b1), (w2, w3) the steps are [w1 . b1] [w2 . . w3 .] [w1]
+    """
+    weights = {item.value: item.nbytes for item in items if item.kind == "weights"}
+    numbers = layers_of(graph, list(weights))
+    sizes = Counter[int]()
+    for value, nbytes in weights.items():
+        sizes[numbers.get(value.source_name, -1)] += nbytes
+    least = _SMALL * max(sizes.values(), default=0)
+    told = [value for value, nbytes in weights.items() if nbytes >= least and value.source_name in numbers]
+    of_value = {value: numbers[value.source_name] for value in told}
+    names = {value.source_name for value in told}
+    for value, state in graph.states.items():
+        if value not in of_value and state.parameter in names:
+            of_value[value] = numbers[state.parameter]
+    return _steps(graph, of_value)
+
+
+def steps_of_reads(graph: Graph, items: Sequence[Item]) -> Steps:
+    """The shortest steps: one begins where a node reads, or makes, an item that the step has not met yet."""
+    places = sorted({place for item in items for place in (*item.touched, item.replaced_at) if place > 0})
+    return Steps((0, *places), len(graph))
+
+
+def _steps(graph: Graph, of_value: Mapping[Value, int]) -> Steps:
+    firsts, now = [0], None
+    for place, node in enumerate(graph):
+        layers = _layers_read(node, of_value)
+        if not layers or (now is not None and now[0] == node.phase and now[1] in layers):
+            continue
+        if now is not None:
+            firsts.append(place)
+        now = node.phase, layers[0]
+    return Steps(tuple(firsts), len(graph))
+
+
+def _layers_read(node: Node, of_value: Mapping[Value, int]) -> list[int]:
+    return list(dict.fromkeys(of_value[value] for value in captured_or_read(node) if value in of_value))
