@@ -23,6 +23,7 @@ from irpar.output.plan import Plan
 from irpar.output.target import EVALUATION
 from irpar.sharding import Mesh, option
 
+from .bound_steps import Bindings, Bound
 from .checkpointing import load_blocks, save_blocks
 from .communication import CapturingGroup, Communication
 from .driver import DRIVER, Answer, Driver, Request, StateRequest, abort, serve
@@ -163,6 +164,7 @@ class Executor:
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
         self._lockstep = Lockstep(self._group, mesh, self._threads)
+        self._bindings = Bindings(mesh, self._group, self._lockstep.long_seconds)
         self._driver: Driver | None
         self._turn: AbstractContextManager[Any]
         if self._beside is not None:
@@ -501,8 +503,7 @@ class Executor:
         self.read_bytes = dict.fromkeys(range(self.mesh.size), 0)
         for rank in self._group.ranks:
             self.read_bytes[rank] = given.read_bytes(blocks[rank])
-        states = self._start(prepared, blocks, session)
-        self._lockstep.run(states, log)
+        states = self._run_ranks(prepared, blocks, session, log)
         computed: dict[int, Mapping[str, Any]] = {
             state.rank: self._computed(prepared, state, session) for state in states
         }
@@ -537,8 +538,7 @@ class Executor:
         given = Given({}, Batch(*request.batch) if request.batch else None)
         (rank,) = self._group.ranks
         own = given.blocks(self.inputs, self.mesh.coords(rank))
-        (state,) = states = self._start(prepared, {rank: {**request.inputs, **own}}, request.session)
-        self._lockstep.run(states, log)
+        (state,) = self._run_ranks(prepared, {rank: {**request.inputs, **own}}, request.session, log)
         computed = self._computed(prepared, state, request.session)
         if not request.all_copies:
             specs = [*self.outputs, *prepared.specs(self.parts[0].graph)]
@@ -555,8 +555,22 @@ class Executor:
                 do="give all ranks the folder of one partition, or packs of one",
             )
 
-    def _start(self, prepared: Prepared, blocks: Mapping[int, Mapping[str, Any]], session: int) -> list[RankState]:
+    def _run_ranks(
+        self, prepared: Prepared, blocks: Mapping[int, Mapping[str, Any]], session: int, log: CollectiveLog
+    ) -> list[RankState]:
+        """Bring the ranks of this process to the end of a program."""
         prepared = self._settled(prepared)
+        bound = self._bindings.take(prepared)
+        try:
+            states = self._start(prepared, bound, blocks, session)
+            self._lockstep.run(states, log)
+        finally:
+            self._bindings.give_back(prepared, bound)
+        return states
+
+    def _start(
+        self, prepared: Prepared, bound: Bound, blocks: Mapping[int, Mapping[str, Any]], session: int
+    ) -> list[RankState]:
         states = [
             RankState(
                 rank,
@@ -567,6 +581,7 @@ class Executor:
                 self._lockstep.long_seconds,
                 self._arenas.take(rank, part.tape.arena_bytes),
                 partial(self._held.let_go, session, rank) if session else None,
+                bound.steps[rank],
             )
             for part in prepared.parts
             for rank in part.part.ranks

@@ -8,18 +8,19 @@ from typing import Any
 
 from irpar.sharding import IrparError, Mesh, option, spelled
 
+from .bound_steps import BoundSteps
 from .errors import MismatchError, PeerError, RunError
 from .groups import Call, Group, rank_text
 from .log import CollectiveLog
-from .rank_state import RankState
+from .rank_state import At, RankState
 from .side_threads import SideThreads
-from .tape import ComputeStep
+from .tape import BoundStep, ComputeStep
 
 PARALLEL_SECONDS = 2e-4
 """Segments that take longer are shared out to threads; handing work to one takes about a quarter of that."""
 
 
-_Come = tuple[RankState, Call | ComputeStep | None]
+_Come = tuple[RankState, At | None]
 """A rank, and what it has come to."""
 
 
@@ -65,14 +66,19 @@ class Lockstep:
         waiting: dict[int, Call] = {}
         come = [(state, self._go_on(state)) for state in states]
         while True:
-            computing = []
+            computing, bound = [], []
             for state, at in come:
                 if type(at) is Call:
                     waiting[state.rank] = at
                 elif type(at) is ComputeStep:
                     computing.append((state, at))
+                elif type(at) is BoundStep:
+                    bound.append((state, at))
             if computing:
-                come = self._compute(computing)
+                come = [*bound, *self._compute(computing)]
+                continue
+            if bound:
+                come = self._take_bound(bound, states, log)
                 continue
             if not waiting:
                 return
@@ -93,8 +99,33 @@ class Lockstep:
                 at = go_on(state, result)
             elif type(at) is ComputeStep:
                 at = self._run_segment(state, at)
+            elif type(at) is BoundStep:
+                ((_, at),) = self._take_bound([(state, at)], [state], log)
 
-    def _go_on(self, state: RankState, result: Any = None) -> Call | ComputeStep | None:
+    def _take_bound(
+        self, come: Sequence[tuple[RankState, BoundStep]], states: Sequence[RankState], log: CollectiveLog
+    ) -> list[_Come]:
+        """Let ranks that have come to bound steps take them, each by itself where not all ranks have come."""
+        together = come[0][1].together
+        are_all = len(come) == len(states) and all(at.together is together for _, at in come)
+        try:
+            are_taken = are_all and together.run(states, log)
+        except (MismatchError, PeerError):
+            raise
+        except Exception as error:
+            raise self._rank_error(self._failed(together, states), error) from error
+        return [(state, self._go_on(state, are_taken)) for state, _ in come]
+
+    @staticmethod
+    def _failed(together: BoundSteps, states: Sequence[RankState]) -> RankState:
+        """The rank that failed in bound steps, at the step where it did."""
+        assert together.failed is not None
+        rank, step = together.failed
+        (state,) = (state for state in states if state.rank == rank)
+        state.step = step if isinstance(step, ComputeStep) else None
+        return state
+
+    def _go_on(self, state: RankState, result: Any = None) -> At | None:
         """What a rank comes to next that it cannot do in passing."""
         try:
             return state.go_on(result)
@@ -113,7 +144,7 @@ class Lockstep:
         found = self._beside.run([partial(self._run_segment, *each) for each in states])
         return [(state, at) for (state, _), at in zip(states, found, strict=True)]
 
-    def _run_segment(self, state: RankState, step: ComputeStep) -> Call | ComputeStep | None:
+    def _run_segment(self, state: RankState, step: ComputeStep) -> At | None:
         """Run the segment that a rank has come to, note how long it took, and go on."""
         start = time.perf_counter()
         try:

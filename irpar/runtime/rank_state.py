@@ -12,12 +12,14 @@ from .engines.arena import Arena
 from .engines.arrays import Arrays
 from .engines.control_flow import TRIPS, Trip, Trips
 from .errors import NodeError, RunError
-from .groups import Call
+from .groups import Array, Call
 from .prepared import PreparedPart
-from .tape import BodiesStep, CommitStep, CommunicateStep, ComputeStep, StartStep, Step, WaitStep
+from .tape import BodiesStep, BoundStep, CommitStep, CommunicateStep, ComputeStep, StartStep, Step, WaitStep
 
-_Walk = Generator[Call | ComputeStep, Any, None]
-"""Takes the results of the collectives that it yields."""
+At = Call | ComputeStep | BoundStep
+"""What a rank comes to that it cannot do in passing."""
+_Walk = Generator[At, Any, None]
+"""Takes the results of the collectives that it yields; of bound steps, whether they have been taken."""
 
 
 class RankState:
@@ -31,12 +33,14 @@ class RankState:
         long_seconds: segments that take longer are not computed in passing.
         arena: memory for its segments.
         let_go: is called where the state before the run is not needed any more; None: it stays the caller's.
+        steps: of the program, some of them bound; None: as its tape has them.
 
     Attributes:
         step: the segment that was begun last; None at the end.
-        go_on: comes to the next collective, or to the next long segment, to `compute`; what was come to last is done,
-            and its result is given, where it was a collective: None else. It raises `StopIteration` at the end; and
-            what an engine or a group raises, when `step` says where.
+        go_on: comes to the next collective, to the next long segment, to `compute`, or to bound steps. What was come to
+            last is done, and its result is given, where it was a collective; of bound steps, whether they have been
+            taken; None else. It raises `StopIteration` at the end; and what an engine or a group raises, when `step`
+            says where.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class RankState:
         long_seconds: float = math.inf,
         arena: Arena | None = None,
         let_go: Callable[[], None] | None = None,
+        steps: Iterable[Step] | None = None,
     ) -> None:
         self.rank = rank
         self.coords = coords
@@ -65,7 +70,8 @@ class RankState:
         self._arrays = arrays
         self._places = prepared.tape.places
         self._values: list[Any] = [None] * len(self._places)
-        self.go_on: Callable[[Any], Call | ComputeStep] = self._walk(prepared.tape.steps).send
+        walked = prepared.tape.steps if steps is None else steps
+        self.go_on: Callable[[Any], At] = self._walk(walked).send
         self.step: ComputeStep | None = None
 
     def read(self, value: Value) -> Any:
@@ -118,6 +124,24 @@ class RankState:
         if prepared.coords is not None:
             self._values[prepared.coords] = np.asarray(self.coords, np.int64)
 
+    def copy_out(self, places: Sequence[tuple[int, Array]]) -> bool:
+        """Copy what stands in some places; False where one holds what is of another shape or dtype than its copy."""
+        values = self._values
+        for place, into in places:
+            array = values[place]
+            if array.shape != into.shape or array.dtype != into.dtype:
+                return False
+            into[...] = array
+        return True
+
+    def copy_in(self, places: Sequence[tuple[int, Array]], frees: Iterable[int]) -> None:
+        """Let copies stand in some places, and nothing in others."""
+        values = self._values
+        for place in frees:
+            values[place] = None
+        for place, array in places:
+            values[place] = array.copy()
+
     def compute(self, step: ComputeStep) -> None:
         """Run a segment."""
         values = self._values
@@ -161,6 +185,9 @@ class RankState:
                 self._start_call(call)
             elif type(step) is WaitStep:
                 values[step.result] = yield values[step.inflight]
+            elif type(step) is BoundStep:
+                if not (yield step):
+                    yield from self._walk(step.steps)
             elif type(step) is CommitStep:
                 self._commit(step)
             elif type(step) is BodiesStep:

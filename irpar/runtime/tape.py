@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from irpar.ir import Graph, Node, Value
 
@@ -10,6 +11,9 @@ from .engines.arena import Arena
 from .engines.base import CompiledSegment
 from .groups.base import Collective
 from .instructions import Bodies, Call, Commit, Communicate, Compute, Free, Instruction, Program, Segment, Start, Wait
+
+if TYPE_CHECKING:
+    from .bound_steps import BoundSteps
 
 Places = tuple[int, ...]
 
@@ -20,13 +24,15 @@ class ComputeStep:
 
     Attributes:
         segment: that.
-        run: its compiled form.
+        compiled: its compiled form.
+        run: what computes it.
         inputs, outputs: the places of what it takes and gives.
         frees: the places that are empty after it, as in all steps.
         seconds: the shortest time that it took.
     """
 
     segment: Segment
+    compiled: CompiledSegment
     run: Callable[[list[Any], int, Arena | None, bool], list[Any]]
     inputs: Places
     outputs: Places
@@ -82,7 +88,21 @@ class BodiesStep:
     frees: Places = ()
 
 
-Step = ComputeStep | CommunicateStep | StartStep | WaitStep | CommitStep | BodiesStep
+@dataclass(eq=False, slots=True)
+class BoundStep:
+    """Several steps of a rank that all ranks of its process take together, where they come to them together.
+
+    Attributes:
+        steps: these.
+        together: those of all ranks.
+    """
+
+    steps: "tuple[Step, ...]"
+    together: "BoundSteps"
+    frees: Places = ()
+
+
+Step = ComputeStep | CommunicateStep | StartStep | WaitStep | CommitStep | BodiesStep | BoundStep
 
 
 class Tape:
@@ -102,6 +122,11 @@ class Tape:
         self.arena_bytes = max((segment.arena_bytes for segment in compiled.values()), default=0)
         self._place(program.graph.inputs)
         self.steps = self._steps(program)
+
+    @cached_property
+    def values(self) -> dict[int, Value]:
+        """What stands in each place."""
+        return {place: value for value, place in self.places.items()}
 
     def _place(self, values: Iterable[Value]) -> Places:
         known = self._stands_for
@@ -142,7 +167,8 @@ class Tape:
         match instruction:
             case Compute(segment):
                 inputs, outputs = self._place(segment.inputs), self._place(segment.outputs)
-                return ComputeStep(segment, self._compiled[segment].run, inputs, outputs)
+                compiled = self._compiled[segment]
+                return ComputeStep(segment, compiled, compiled.run, inputs, outputs)
             case Communicate(collective, operand, result):
                 place = None if result is None else self._place([result])[0]
                 return CommunicateStep(collective, *self._operand(operand), place)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from irpar.runtime.communication import Communication
 
 Array = np.ndarray[Any, Any]
+Bind = Callable[[Sequence[Array], Sequence[Array]], Callable[[], None]]
+"""From C-contiguous arrays, of the types of a segment's inputs and outputs, makes what computes these from those, on
+behalf of any rank, again and again; it raises what `CompiledSegment.run` does."""
 Results = Literal["host", "owned", "borrowed"]
 """What a run gives: numpy arrays; arrays of a device, the caller's to keep; or those that the next run writes over."""
 
@@ -61,10 +64,14 @@ class CompiledSegment(Protocol):
 
     Attributes:
         arena_bytes: what a run needs of an arena.
+        bind: makes it compute from arrays into arrays that stay where they are; None: it takes others each time.
     """
 
     @property
     def arena_bytes(self) -> int: ...
+
+    @property
+    def bind(self) -> Bind | None: ...
 
     def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute `segment.outputs` from values for `segment.inputs`, on behalf of a rank.

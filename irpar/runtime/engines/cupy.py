@@ -69,6 +69,8 @@ class EdgeArrays(Arrays):
 class CupySegment:
     """A segment of one part, fused and compiled to instructions on each device that a rank of the part has."""
 
+    bind = None
+
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
         last = segment.nodes[-1]
         segment, computed = fused(segment, constants)

@@ -17,6 +17,8 @@ from .operation import Environment
 class NumpySegment:
     """A segment of one part, compiled to instructions."""
 
+    bind = None
+
     def __init__(self, segment: Segment, constants: Constants) -> None:
         self._layout = arena_layout(segment, with_scratch=True)
         self._nodes = segment.nodes

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,13 +37,14 @@ from irpar.ops.training_batch_norm import trains, write_out
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_memory
+from irpar.runtime.small_tensors import are_small
 from irpar.sharding import option
 
 from .arena import Arena
 from .arrays import ON_HOST, Arrays
-from .base import Constants, EngineSettings
+from .base import Bind, Constants, EngineSettings
 from .control_flow import CONTROL_FLOW
-from .ort_bindings import Bindings, are_small
+from .ort_bindings import Bindings, Buffers
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
 from .ort_versions import ALWAYS_LOADED, newest_opset
 from .sequences import SEQUENCE_OPS
@@ -434,6 +435,11 @@ class OrtSegment:
         except Exception as error:
             raise _failure(error, self._segment) from error
 
+    @property
+    def bind(self) -> Bind | None:
+        """See `CompiledSegment`; large outputs would be held from run to run."""
+        return None
+
 
 class BoundSegment(OrtSegment):
     """A session of a few small tensors, into and out of buffers that are bound once: copies cost less than binding."""
@@ -442,6 +448,23 @@ class BoundSegment(OrtSegment):
         super().__init__(session, segment)
         self._bindings: Bindings | None = Bindings(session, segment)
         self._compute = session.run_with_iobinding
+
+    @property
+    def bind(self) -> Bind | None:
+        """See `CompiledSegment`; None where results do not have the sizes that the model declares."""
+        return None if self._bindings is None else self._bind
+
+    def _bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        buffers = Buffers(self._session, self._segment, inputs, outputs)
+        compute, binding = self._compute, buffers.binding
+
+        def run() -> None:
+            try:
+                compute(binding)
+            except Exception as error:
+                raise _failure(error, self._segment) from error
+
+        return run
 
     def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""

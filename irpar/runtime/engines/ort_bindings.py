@@ -1,40 +1,37 @@
 """Small tensors in and out of ONNX Runtime through buffers that are bound once."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from irpar.ir import DType, Value, tensor_type
+from irpar.ir import Value
 from irpar.runtime.instructions import Segment
 
 from .base import Array
 
-SMALL_BYTES = 16 * 1024
-"""Bytes of all inputs and outputs together that are copied in a fraction of the time that a run takes at least."""
-_NO_NUMBERS = frozenset({DType.STR})
-
-
-def are_small(values: Iterable[Value]) -> bool:
-    """Whether tensors have sizes that are known, are not empty, and are small together."""
-    total = 0
-    for value in values:
-        type_ = tensor_type(value.type)
-        if type_ is None or not type_.is_static or type_.dtype in _NO_NUMBERS or not type_.nbytes:
-            return False
-        total += type_.nbytes
-    return total <= SMALL_BYTES
-
 
 class Buffers:
-    """Buffers of all inputs and outputs of a session, and what binds them."""
+    """Buffers of all inputs and outputs of a session, and what binds them.
 
-    def __init__(self, session: onnxruntime.InferenceSession, segment: Segment) -> None:
+    Args:
+        session: that.
+        segment: which it computes.
+        inputs, outputs: C-contiguous, of the types that the segment says; None: of its own.
+    """
+
+    def __init__(
+        self,
+        session: onnxruntime.InferenceSession,
+        segment: Segment,
+        inputs: Sequence[Array] | None = None,
+        outputs: Sequence[Array] | None = None,
+    ) -> None:
         self.binding: Any = session.io_binding()
-        self.outputs = [_buffer(value) for value in segment.outputs]
-        inputs = [_buffer(value) for value in segment.inputs]
+        self.outputs = list(map(_buffer, segment.outputs)) if outputs is None else outputs
+        inputs = list(map(_buffer, segment.inputs)) if inputs is None else inputs
         self.inputs = [(buffer, buffer.shape, buffer.dtype) for buffer in inputs]
         for value, buffer in zip(segment.inputs, inputs, strict=True):
             self.binding.bind_input(value.name, "cpu", 0, buffer.dtype, buffer.shape, buffer.ctypes.data)
