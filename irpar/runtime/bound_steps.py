@@ -62,6 +62,8 @@ class BoundSteps:
         self._noted: list[int] = []
         for column in columns:
             self._bind(dict(zip(parts, column, strict=True)))
+        for memory in self._ranks.values():
+            memory.end()
 
     def run(self, states: Sequence[RankState], log: CollectiveLog) -> bool:
         """Take the steps; False where a rank holds something of another size than its program says: none is taken.
@@ -155,13 +157,14 @@ class _Memory:
         self.freed: set[int] = set()
         self._constants = part.constants
         self.values = part.tape.values
+        self.left: list[tuple[int, Array]] = []
         self._arrays: dict[int, Array] = {}
         self._made: set[int] = set()
 
-    @property
-    def left(self) -> list[tuple[int, Array]]:
-        """See the class."""
-        return [(place, self._arrays[place]) for place in self._made]
+    def end(self) -> None:
+        """There are no more steps."""
+        self.left = [(place, self._arrays[place]) for place in self._made]
+        self._arrays.clear()
 
     def read(self, place: int, value: Value) -> Array:
         """Where what stands in a place lies."""

@@ -13,6 +13,7 @@ from irpar.runtime.errors import RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.log import CollectiveLog
 from irpar.runtime.rank_state import RankState
+from tests.runtime.groups.spmd_threads import run_ranks
 from tests.runtime.programs import MLP, mlp_reference, mlp_weights, module
 
 MORE = 3
@@ -105,6 +106,21 @@ def test_several_groups(taken: list[bool], monkeypatch: pytest.MonkeyPatch) -> N
             x = np.random.default_rng(number).standard_normal((4, 6), np.float32)
             np.testing.assert_allclose(executor.run({"x": x})["y"], mlp_reference(x, weights), rtol=1e-5, atol=1e-5)
     assert taken == [True] * MORE
+
+
+def test_ranks_by_themselves(taken: list[bool]) -> None:
+    """As where each rank has a process: what goes from one to another is the same, whoever has bound its steps."""
+    loaded = module(CHAIN)
+
+    def drive(executor: Executor) -> None:
+        for number in range(UNBOUND_RUNS + MORE):
+            inputs = chain_inputs(number)
+            check(executor.run(inputs), chain_reference(**inputs))
+            assert [record.id for record in executor.log] == [0, 1, 2, 3]
+
+    _, raised = run_ranks(loaded.mesh, lambda group: Executor(loaded, loaded.mesh, group=group), drive)
+    assert not raised
+    assert taken == [True] * 2 * MORE
 
 
 FAILING = """

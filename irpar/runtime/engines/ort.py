@@ -455,12 +455,11 @@ class BoundSegment(OrtSegment):
         return None if self._bindings is None else self._bind
 
     def _bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        buffers = Buffers(self._session, self._segment, inputs, outputs)
-        compute, binding = self._compute, buffers.binding
+        compute, buffers = self._compute, Buffers(self._session, self._segment, inputs, outputs)
 
         def run() -> None:
             try:
-                compute(binding)
+                compute(buffers.binding)  # ONNX Runtime holds no array: the buffers do.
             except Exception as error:
                 raise _failure(error, self._segment) from error
 

@@ -32,6 +32,7 @@ class Buffers:
         self.binding: Any = session.io_binding()
         self.outputs = list(map(_buffer, segment.outputs)) if outputs is None else outputs
         inputs = list(map(_buffer, segment.inputs)) if inputs is None else inputs
+        # ONNX Runtime has addresses alone: the arrays live as long as this.
         self.inputs = [(buffer, buffer.shape, buffer.dtype) for buffer in inputs]
         for value, buffer in zip(segment.inputs, inputs, strict=True):
             self.binding.bind_input(value.name, "cpu", 0, buffer.dtype, buffer.shape, buffer.ctypes.data)

@@ -1,5 +1,6 @@
 """Small segments of the engine `ort`: buffers that are bound once."""
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -65,6 +66,19 @@ def test_results_of_other_sizes_than_declared():
     for number in (1, 2):
         given = np.full((1, 1, 4), number, np.float32)
         np.testing.assert_array_equal(segment.run([given]), [np.full((1, 1, 2), number)])
+
+
+def test_a_bound_segment_holds_what_it_is_bound_to():
+    """ONNX Runtime is given addresses."""
+    segment = compiled("f32[3]")
+    arrays = [np.empty(3, np.float32) for _ in range(3)]
+    run = segment.bind(arrays[:1], arrays[1:])
+    known = list(map(weakref.ref, arrays))
+    del arrays
+    given, first, second = (array() for array in known)
+    given[:] = [1, 2, 3]
+    run()
+    np.testing.assert_array_equal([first, second], [[-1, -2, -3], [2, 4, 6]])
 
 
 def test_threads_do_not_share_buffers():

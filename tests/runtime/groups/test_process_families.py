@@ -9,6 +9,7 @@ import pytest
 
 from irpar.api import Engine
 from irpar.output.plan import read_plan
+from irpar.runtime.bound_steps import UNBOUND_RUNS
 from irpar.runtime.executor import Executor
 from irpar.verification.inputs import random_inputs
 from tests.test_families import PLANNED, Case, partitioned
@@ -28,7 +29,8 @@ def run_folder(folder: Path, inputs: dict[str, Any], engine: Engine) -> tuple[di
         if not executor.is_driver:
             executor.serve()
             return None
-        executor.run(inputs)
+        for _ in range(UNBOUND_RUNS):
+            executor.run(inputs)
         outputs = executor.run(inputs, check_replicas=True)
         return outputs, executor.log.differences(read_plan(folder).collectives)
 
