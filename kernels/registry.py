@@ -183,6 +183,7 @@ class Kernel:
         signature: what the function accepts.
         kept_bytes: what it keeps at most of constant operands from run to run; None for nothing.
         scratch: what it takes at most of `SCRATCH` on a processor; None for nothing.
+        gives_views: whether its results are always views of its first operand.
     """
 
     domain: str
@@ -192,6 +193,7 @@ class Kernel:
     signature: Signature
     kept_bytes: KeptBytes | None = None
     scratch: ScratchBytes | None = None
+    gives_views: bool = False
 
     def scratch_bytes(
         self, operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]
@@ -289,9 +291,10 @@ def register(
     domain: str = "",
     kept_bytes: KeptBytes | None = None,
     scratch: ScratchBytes | None = None,
+    gives_views: bool = False,
 ) -> None:
     """Enter `function` as the kernel of `op_type` from operator-set version `since` on."""
-    entry = Kernel(domain, op_type, since, function, Signature.of(function), kept_bytes, scratch)
+    entry = Kernel(domain, op_type, since, function, Signature.of(function), kept_bytes, scratch, gives_views)
     _TABLE.enter(entry, function.__module__)
 
 
@@ -301,11 +304,12 @@ def kernel(
     domain: str = "",
     kept_bytes: KeptBytes | None = None,
     scratch: ScratchBytes | None = None,
+    gives_views: bool = False,
 ) -> Callable[[Function], Function]:
     """Decorator form of `register`; may be stacked where one function computes several operators."""
 
     def enter(function: Function) -> Function:
-        register(op_type, since, function, domain, kept_bytes, scratch)
+        register(op_type, since, function, domain, kept_bytes, scratch, gives_views)
         return function
 
     return enter

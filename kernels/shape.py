@@ -10,7 +10,7 @@ from .registry import Array, ArrayModule, HostArray, ShapeArray, kernel
 Ints = tuple[int, ...]
 
 
-@kernel("Identity", since=1)
+@kernel("Identity", since=1, gives_views=True)
 def identity(xp: ArrayModule, x: Array) -> Array:
     """x itself."""
     return x
@@ -46,7 +46,7 @@ def _inferred_dim(shape: Ints, target: list[int]) -> int:
     return count
 
 
-@kernel("Transpose", since=1)
+@kernel("Transpose", since=1, gives_views=True)
 def transpose(xp: ArrayModule, x: Array, *, perm: Ints | None = None) -> Array:
     """Dims permuted, reversed by default."""
     if perm is not None and sorted(perm) != list(range(x.ndim)):
@@ -106,7 +106,7 @@ def _equal_sizes(length: int, parts: int) -> Ints:
     return (length // parts,) * parts
 
 
-@kernel("Split", since=2)
+@kernel("Split", since=2, gives_views=True)
 def split_by_attribute(
     xp: ArrayModule, x: Array, *, axis: int = 0, split: Ints | None = None, n_outputs: int
 ) -> tuple[Array, ...]:
@@ -115,7 +115,7 @@ def split_by_attribute(
     return _split(x, axis, split or _equal_sizes(x.shape[axis], n_outputs), n_outputs)
 
 
-@kernel("Split", since=13)
+@kernel("Split", since=13, gives_views=True)
 def split_by_operand(
     xp: ArrayModule, x: Array, split: HostArray | None = None, *, axis: int = 0, n_outputs: int
 ) -> tuple[Array, ...]:
@@ -125,7 +125,7 @@ def split_by_operand(
     return _split(x, axis, sizes, n_outputs)
 
 
-@kernel("Split", since=18)
+@kernel("Split", since=18, gives_views=True)
 def split(
     xp: ArrayModule,
     x: Array,
@@ -172,13 +172,13 @@ def _slice(x: Array, starts: Ints, ends: Ints, axes: Ints | None, steps: Ints | 
     return x[tuple(index)]
 
 
-@kernel("Slice", since=1)
+@kernel("Slice", since=1, gives_views=True)
 def slice_by_attributes(xp: ArrayModule, x: Array, *, starts: Ints, ends: Ints, axes: Ints | None = None) -> Array:
     """Cut out a block, bounds given as attributes (before version 10)."""
     return _slice(x, starts, ends, axes, None)
 
 
-@kernel("Slice", since=10)
+@kernel("Slice", since=10, gives_views=True)
 def slice_(
     xp: ArrayModule,
     x: Array,
@@ -202,13 +202,13 @@ def _squeeze(x: Array, axes: Ints | None) -> Array:
     return x.reshape([size for axis, size in enumerate(x.shape) if axis not in axes])
 
 
-@kernel("Squeeze", since=1)
+@kernel("Squeeze", since=1, gives_views=True)
 def squeeze_by_attribute(xp: ArrayModule, x: Array, *, axes: Ints | None = None) -> Array:
     """Drop dims of size 1 named by an attribute (before version 13)."""
     return _squeeze(x, axes)
 
 
-@kernel("Squeeze", since=13)
+@kernel("Squeeze", since=13, gives_views=True)
 def squeeze(xp: ArrayModule, x: Array, axes: HostArray | None = None) -> Array:
     """Drop the named dims of size 1; where none is named, all of them."""
     return _squeeze(x, None if axes is None else to_ints(axes) or None)
@@ -221,19 +221,19 @@ def _unsqueeze(x: Array, axes: Ints) -> Array:
     return x.reshape([1 if axis in new else next(sizes) for axis in range(rank)])
 
 
-@kernel("Unsqueeze", since=1)
+@kernel("Unsqueeze", since=1, gives_views=True)
 def unsqueeze_by_attribute(xp: ArrayModule, x: Array, *, axes: Ints) -> Array:
     """Insert dims of size 1 named by an attribute (before version 13)."""
     return _unsqueeze(x, axes)
 
 
-@kernel("Unsqueeze", since=13)
+@kernel("Unsqueeze", since=13, gives_views=True)
 def unsqueeze(xp: ArrayModule, x: Array, axes: HostArray) -> Array:
     """Insert dims of size 1 at places in the result."""
     return _unsqueeze(x, to_ints(axes))
 
 
-@kernel("Expand", since=8)
+@kernel("Expand", since=8, gives_views=True)
 def expand(xp: ArrayModule, x: Array, shape: HostArray) -> Array:
     """Broadcast x and `shape` against each other."""
     return xp.broadcast_to(x, np.broadcast_shapes(x.shape, to_ints(shape)))

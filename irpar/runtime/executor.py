@@ -579,7 +579,7 @@ class Executor:
                 self._group.start,
                 self._engine.edge(rank),
                 self._lockstep.long_seconds,
-                self._arenas.take(rank, part.tape.arena_bytes),
+                self._arenas.take(rank, part.tape.arena_bytes, part.tape.layout),
                 partial(self._held.let_go, session, rank) if session else None,
                 bound.steps[rank],
             )

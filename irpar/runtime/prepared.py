@@ -10,6 +10,7 @@ from irpar.ops.coords import COORDS
 from irpar.output.parts import Part
 from irpar.sharding import IrparError, nearest_names
 
+from .engines.arena import ArenaLayout
 from .engines.base import CompiledSegment, Constants, Engine
 from .errors import InputError
 from .instructions import Program, Segment
@@ -140,6 +141,7 @@ class Preparer:
 
     def _prepare(self, fetched: dict[str, dict[Graph, Value]], known: dict[Key, CompiledSegment]) -> Prepared:
         programs: dict[Graph, Program] = {}
+        layouts: dict[Graph, ArenaLayout | None] = {}
         functions: dict[Function, Program] = {}
         parts = []
         for part, constants in zip(self._parts, self._constants, strict=True):
@@ -153,8 +155,9 @@ class Preparer:
                     writes_over=self._engine.writes_over,
                     joins=None if fetched else self._joins,
                 )
+                layouts[part.graph] = self._engine.layout(program)
             compiled = {segment: self._compile(part, segment, constants, known) for segment in program.segments}
-            parts.append(PreparedPart(part, program, constants, Tape(program, compiled)))
+            parts.append(PreparedPart(part, program, constants, Tape(program, compiled, layouts[part.graph])))
         return Prepared(tuple(parts), fetched)
 
     def _compile(

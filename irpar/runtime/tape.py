@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from irpar.ir import Graph, Node, Value
 
-from .engines.arena import Arena
+from .engines.arena import Arena, ArenaLayout
 from .engines.base import CompiledSegment
 from .groups.base import Collective
 from .instructions import Bodies, Call, Commit, Communicate, Compute, Free, Instruction, Program, Segment, Start, Wait
@@ -111,15 +111,20 @@ class Tape:
     Attributes:
         steps: in order.
         places: where each value stands that a rank holds.
+        layout: where results lie over all segments; None: each has places of its own.
         arena_bytes: what a rank needs of an arena.
     """
 
-    def __init__(self, program: Program, compiled: Mapping[Segment, CompiledSegment]) -> None:
+    def __init__(
+        self, program: Program, compiled: Mapping[Segment, CompiledSegment], layout: ArenaLayout | None = None
+    ) -> None:
         self.places: dict[Value, int] = {}
         self._compiled = compiled
         self._stands_for: dict[Value, Value] = {}
         """In a call: inputs and results of its function, and what of the caller they are. Others are the function's."""
-        self.arena_bytes = max((segment.arena_bytes for segment in compiled.values()), default=0)
+        self.layout = layout
+        whole = 0 if layout is None else layout.nbytes
+        self.arena_bytes = max([whole, *(segment.arena_bytes for segment in compiled.values())])
         self._place(program.graph.inputs)
         self.steps = self._steps(program)
 

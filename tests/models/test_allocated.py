@@ -17,6 +17,22 @@ from tests.models.test_training import CLASSES, Array, batches
 MOST_BEYOND = 1 << 20
 """Bytes that a step may allocate beyond its plan."""
 QUICK = "mlp"
+LARGER: dict[str, dict[str, Any]] = {
+    "mlp": {"width": 256, "hidden": 1024, "batch": 64},
+    "gpt": {"hidden": 256, "vocab": 1000, "seq": 64},
+    "llama": {"hidden": 256, "vocab": 1000, "seq": 64},
+    "bert": {"hidden": 192, "seq": 64},
+    "vit": {"hidden": 192, "image": 32, "batch": 8},
+    "t5": {"hidden": 192, "seq": 64},
+    "moe": {"hidden": 192, "seq": 64},
+    "resnet": {"width": 48, "batch": 8},
+    "dlrm": {"rows": 10000, "hidden": 256, "batch": 64},
+    "unet": {"width": 48, "batch": 8},
+    "recurrent": {"hidden": 192, "vocab": 4000, "batch": 16},
+    "control": {"width": 256, "hidden": 1024, "batch": 64, "kind": "loop"},
+}
+"""Sizes at which gradients, activations and scratch take some MB each: what lies where it is not planned would show."""
+EACH = [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in FAMILIES]
 
 
 def objects_bytes() -> int:
@@ -67,12 +83,15 @@ def allocated(partition: irpar.Partition, data: Sequence[dict[str, Array]], watc
     return watch.most[watch.look_at] - watch.objects - begin
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in FAMILIES]
-)
-def test_a_step_allocates_what_was_planned(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("family", EACH)
+@pytest.mark.parametrize("micro_batches", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_larger", [False, True])
+def test_a_step_allocates_what_was_planned(
+    is_larger: bool, micro_batches: int, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loss = "cross_entropy" if family in CLASSES else "mse"
-    step = irpar.train_step(build(family, preset="tiny"), loss=loss, optimizer="adamw")
+    model = build(family, preset="tiny", **(LARGER[family] if is_larger else {}))
+    step = irpar.train_step(model, loss=loss, optimizer="adamw", micro_batches=micro_batches)
     partition = irpar.partition(step, "d=1")
     # The first step cannot write over the state that it begins with.
     found = allocated(partition, batches(step, 3), Watch(monkeypatch))

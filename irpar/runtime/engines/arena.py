@@ -1,19 +1,19 @@
 """Results of nodes in an arena: places that are decided once, in memory that a rank uses again and again."""
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from irpar.analysis.engines import writes_out
 from irpar.analysis.memory.offsets.heuristics import place
-from irpar.analysis.memory.offsets.lifetimes import Lifetime
-from irpar.analysis.memory.scratch import scratch_bytes
+from irpar.analysis.memory.offsets.lifetimes import Lifetime, Offsets
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.runtime.instructions import Segment
 
-from .arena_height import height
+from .arena_height import height, most_with, outside_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class ArenaLayout:
-    """Where the results of a segment lie that have a place in the arena.
+    """Where the results of a segment, or of all segments of a program, lie that have a place in the arena.
 
     Attributes:
         nodes: those that write results which have one.
@@ -37,6 +37,7 @@ class ArenaLayout:
         nbytes: what the arena must hold at least.
         held: what each place is held for: offset and end, first and last step.
         steps: when each node runs.
+        leaving: results that are held when the arena has other uses; they have no place, and are no views of it.
     """
 
     nodes: tuple[Node, ...]
@@ -46,6 +47,7 @@ class ArenaLayout:
     nbytes: int
     held: "np.ndarray[Any, np.dtype[np.int64]]"
     steps: Mapping[Node, int]
+    leaving: Set[Value] = frozenset()
 
     def free_beside(self, node: Node, nbytes: int) -> list[tuple[int, int]]:
         """Where nothing lies in an arena of so many bytes while a node of the segment runs: offset and end."""
@@ -68,11 +70,17 @@ class Buffers(NamedTuple):
             place.
         inputs: where inputs are copied to.
         scratch: bytes for what the kernel of a node needs beside.
+        leaving: as the layout has it.
     """
 
     into: Mapping[Node, Any]
     inputs: Mapping[Value, Any]
     scratch: Mapping[Node, Any]
+    leaving: Set[Value] = frozenset()
+
+
+NO_BUFFERS = Buffers({}, {}, {})
+"""All results lie anywhere."""
 
 
 class Arena:
@@ -84,12 +92,14 @@ class Arena:
 
     Attributes:
         memory: as given.
+        of_program: the arrays for all segments of the program that runs, where its engine decides for all together.
     """
 
     def __init__(self, module: Any, memory: Any) -> None:
         self._module = module
         self.memory = memory
-        self._buffers: dict[ArenaLayout, Buffers] = {}
+        self.of_program = NO_BUFFERS
+        self._buffers: WeakKeyDictionary[ArenaLayout, Buffers] = WeakKeyDictionary()
 
     @property
     def nbytes(self) -> int:
@@ -97,13 +107,13 @@ class Arena:
         return int(self.memory.nbytes)
 
     def buffers(self, layout: ArenaLayout) -> Buffers:
-        """The arrays that the nodes of a segment write to."""
+        """The arrays that the nodes of a segment, or of a program, write to."""
         found = self._buffers.get(layout)
         if found is None:
             into = {node: self._into(node, layout.slots) for node in layout.nodes}
             scratch = {node: self.memory[start : start + size] for node, (start, size) in layout.scratch.items()}
             inputs = {value: self._buffer(slot) for value, slot in layout.inputs.items()}
-            found = self._buffers[layout] = Buffers(into, inputs, scratch)
+            found = self._buffers[layout] = Buffers(into, inputs, scratch, layout.leaving)
         return found
 
     def _into(self, node: Node, slots: Mapping[Value, Slot]) -> Any:
@@ -124,7 +134,6 @@ class Arena:
 
 def arena_layout(
     segment: Segment,
-    with_scratch: bool = False,
     dtypes: "Set[np.dtype[Any]] | None" = None,
     beside: bool = False,
     with_ends: bool = False,
@@ -136,45 +145,76 @@ def arena_layout(
 
     Args:
         segment: it.
-        with_scratch: whether what kernels of a processor need beside their results has places too.
         dtypes: those that results may have; None: all.
         beside: whether results may also lie outside, where memory is allocated and freed at little cost: as many do so
             as lets the segment take no more than what it holds at once.
         with_ends: whether inputs are copied to the arena, and outputs from it; state lies elsewhere.
     """
     writing = frozenset(filter(writes_out, segment.nodes))
-    last = _last_steps(segment, writing)
+    last = last_steps(segment.nodes, segment.outputs, writing)
     held: list[Lifetime[Value | Node]] = []
     if with_ends:
-        outside = {*segment.over}
+        leaving = {*segment.over}
         copied = [value for value in segment.inputs if value not in segment.graph.states and _has_place(value, dtypes)]
         held.extend(Lifetime(value, value.tensor_type.nbytes, 0, last.get(value, 0)) for value in copied)
     else:
-        outside = {*segment.outputs}
-    for step, node in enumerate(segment.nodes):
-        if with_scratch and (needed := scratch_bytes(node)):
-            held.append(Lifetime(node, needed, step, step))
-        if node in writing:
-            inside = [value for value in node.results if value not in outside and _has_place(value, dtypes)]
-            held.extend(Lifetime(value, value.tensor_type.nbytes, step, last.get(value, step)) for value in inside)
+        leaving = {*segment.outputs}
+    held.extend(result_lifetimes(segment.nodes, writing, leaving, last, dtypes))
     found = place(held)
     nbytes = found.nbytes
     if beside:
-        nbytes = height(segment, held, found, last)
+        outside = list(outside_of(segment, {one.key for one in held}, last))
+        steps = len(segment.nodes) + 1
+        nbytes = height(held, found, outside, steps, most_with(held, outside, steps))
         held = [one for one in held if found.offsets[one.key] + one.nbytes <= nbytes]
-    slots = {
-        one.key: Slot(found.offsets[one.key], one.key.tensor_type.static_shape, one.key.dtype.numpy)
+    slots = slots_of(held, found)
+    inputs = {value: slots.pop(value) for value in segment.inputs if value in slots}
+    nodes = tuple(node for node in segment.nodes if not slots.keys().isdisjoint(node.results))
+    return ArenaLayout(nodes, slots, inputs, {}, nbytes, rows_of(held, found), steps_of(segment.nodes))
+
+
+def result_lifetimes(
+    nodes: Sequence[Node],
+    writing: Collection[Node],
+    leaving: Collection[Value],
+    last: Mapping[Value, int],
+    dtypes: "Set[np.dtype[Any]] | None" = None,
+) -> Iterator[Lifetime[Value | Node]]:
+    """The results of nodes that can have a place, and when they are held.
+
+    Args:
+        nodes: in order.
+        writing: those that write into arrays that they are given.
+        leaving: results that have no place.
+        last: from `last_steps`.
+        dtypes: those that results may have; None: all.
+    """
+    for step, node in enumerate(nodes):
+        if node in writing:
+            for value in node.results:
+                if value not in leaving and _has_place(value, dtypes):
+                    yield Lifetime(value, value.tensor_type.nbytes, step, last.get(value, step))
+
+
+def slots_of(held: Iterable[Lifetime[Any]], found: Offsets[Any], begin: int = 0) -> dict[Value, Slot]:
+    """Where values lie, in a block that begins at so many bytes."""
+    return {
+        one.key: Slot(begin + found.offsets[one.key], one.key.tensor_type.static_shape, one.key.dtype.numpy)
         for one in held
         if isinstance(one.key, Value)
     }
-    scratch = {one.key: (found.offsets[one.key], one.nbytes) for one in held if isinstance(one.key, Node)}
-    inputs = {value: slots.pop(value) for value in segment.inputs if value in slots}
-    nodes = tuple(node for node in segment.nodes if not slots.keys().isdisjoint(node.results))
-    offsets = [found.offsets[one.key] for one in held]
-    rows = [(offset, offset + one.nbytes, one.first, one.last) for offset, one in zip(offsets, held, strict=True)]
-    columns = np.array(rows, np.int64).reshape(-1, 4).T
-    steps = {node: step for step, node in enumerate(segment.nodes)}
-    return ArenaLayout(nodes, slots, inputs, scratch, nbytes, columns, steps)
+
+
+def rows_of(held: Iterable[Lifetime[Any]], found: Offsets[Any]) -> "np.ndarray[Any, np.dtype[np.int64]]":
+    """As `ArenaLayout.held`."""
+    places = ((found.offsets[one.key], one) for one in held)
+    rows = [(offset, offset + one.nbytes, one.first, one.last) for offset, one in places]
+    return np.array(rows, np.int64).reshape(-1, 4).T
+
+
+def steps_of(nodes: Iterable[Node]) -> dict[Node, int]:
+    """When each node runs."""
+    return {node: step for step, node in enumerate(nodes)}
 
 
 def places_of(segment: Segment) -> dict[Value, int]:
@@ -203,10 +243,10 @@ def _has_place(value: Value, dtypes: "Set[np.dtype[Any]] | None") -> bool:
     return dtypes is None or type_.dtype.numpy in dtypes
 
 
-def _last_steps(segment: Segment, writing: frozenset[Node]) -> dict[Value, int]:
-    """The step after which nothing reads a value, nor what may be a view of it."""
-    last: dict[Value, int] = dict.fromkeys(segment.outputs, len(segment.nodes))
-    for step, node in reversed(list(enumerate(segment.nodes))):
+def last_steps(nodes: Sequence[Node], outputs: Iterable[Value], writing: Collection[Node]) -> dict[Value, int]:
+    """The step after which nothing reads a value, nor what may be a view of it: what nodes give that do not write."""
+    last: dict[Value, int] = dict.fromkeys(outputs, len(nodes))
+    for step, node in reversed(list(enumerate(nodes))):
         end = step if node in writing else max((last.get(value, step) for value in node.results), default=step)
         for value in captured_or_read(node):
             last[value] = max(last.get(value, end), end)
@@ -224,16 +264,18 @@ class Arenas:
         self._make = make
         self._free: dict[int, list[Arena]] = {}
 
-    def take(self, rank: int, nbytes: int) -> Arena | None:
-        """An arena of a rank that holds so many bytes; None for none."""
+    def take(self, rank: int, nbytes: int, layout: ArenaLayout | None = None) -> Arena | None:
+        """An arena of a rank that holds so many bytes, with what lies where in it for a program; None for none."""
         if not nbytes:
             return None
         free = self._free.setdefault(rank, [])
-        while free:
-            found = free.pop()
-            if found.nbytes >= nbytes:
-                return found
-        return self._make(rank, nbytes)
+        found = free.pop() if free else None
+        while found is not None and found.nbytes < nbytes:
+            found = free.pop() if free else None
+        if found is None:
+            found = self._make(rank, nbytes)
+        found.of_program = NO_BUFFERS if layout is None else found.buffers(layout)
+        return found
 
     def give_back(self, rank: int, arena: Arena | None) -> None:
         """Let others use an arena."""

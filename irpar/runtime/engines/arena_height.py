@@ -20,36 +20,42 @@ _HEIGHTS = 256
 Ints = np.ndarray[Any, "np.dtype[np.int64]"]
 
 
-def height(segment: Segment, held: Sequence[Lifetime[Any]], found: Offsets[Any], last: Mapping[Value, int]) -> int:
-    """The largest size of an arena with which a segment takes no more memory than what it holds at once.
+def most_with(held: Sequence[Lifetime[Any]], outside: Iterable[Lifetime[Any]], steps: int) -> int:
+    """The most that a segment holds at once, in an arena and outside."""
+    return int((_held(outside, steps) + _held(held, steps)).max())
+
+
+def height(
+    held: Sequence[Lifetime[Any]], found: Offsets[Any], outside: Iterable[Lifetime[Any]], steps: int, most: int
+) -> int:
+    """The largest size of an arena with which nodes take no more memory than they may, arena and outside together.
 
     What reaches above it is to be allocated when it is made, and freed when nothing reads it any more. An arena of
     4 MB, with 3 MB that are given at the end beside it, takes 7 MB, though never more than 4 are held at once; of
     1 MB, with the other 3 allocated while they are held, it takes 4.
 
     Args:
-        segment: it.
         held: what has a place in the arena.
         found: the places.
-        last: the step after which nothing reads a value, nor what may be a view of it.
+        outside: what has none.
+        steps: how many there are.
+        most: the bytes that they may take, but for ALLOWED_BYTES.
     """
-    steps = len(segment.nodes) + 1
-    outside = _held(_outside(segment, {one.key for one in held}, last), steps)
-    most = int((outside + _held(held, steps)).max()) + ALLOWED_BYTES
+    beside = _held(outside, steps)
     ends = {one.key: found.offsets[one.key] + one.nbytes for one in held}
     above = sorted(held, key=lambda one: ends[one.key])
     top = found.nbytes
-    while above and top + int(outside.max()) > most:
+    while above and top + int(beside.max()) > most + ALLOWED_BYTES:
         step = top - found.nbytes // _HEIGHTS
         moved: list[Lifetime[Any]] = []
         while above and (not moved or ends[above[-1].key] > step):
             moved.append(above.pop())
-        outside += _held(moved, steps)
+        beside += _held(moved, steps)
         top = ends[above[-1].key] if above else 0
     return top
 
 
-def _outside(segment: Segment, inside: Set[Any], last: Mapping[Value, int]) -> Iterable[Lifetime[Any]]:
+def outside_of(segment: Segment, inside: Set[Any], last: Mapping[Value, int]) -> Iterable[Lifetime[Any]]:
     """What a segment holds that has no place in the arena, views and what is written over state apart."""
     for value in segment.inputs:
         if value not in inside:

@@ -8,11 +8,11 @@ import numpy as np
 from irpar.ir import Graph, Tensor, Value
 from irpar.output.parts import Part
 from irpar.process import import_native
-from irpar.runtime.instructions import Segment
+from irpar.runtime.instructions import Program, Segment
 from irpar.runtime.launch.environment import World
 from irpar.sharding import IrparError
 
-from .arena import Arena
+from .arena import Arena, ArenaLayout
 from .arrays import Arrays
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class CompiledSegment(Protocol):
     """A segment made ready for one part; may run on several threads at once.
 
     Attributes:
-        arena_bytes: what a run needs of an arena.
+        arena_bytes: what a run needs of an arena, where places are those of the segment alone.
         bind: makes it compute from arrays into arrays that stay where they are; None: it takes others each time.
     """
 
@@ -83,7 +83,8 @@ class CompiledSegment(Protocol):
         Args:
             inputs: those values. The list may be emptied, so that what nothing reads any more is freed underway.
             rank: that rank.
-            arena: from `Engine.arena`, where results inside the segment lie; no output does. None: they lie anywhere.
+            arena: from `Engine.arena`, where results inside the segment lie; of its outputs those that have a place by
+                `Engine.layout`. None: they lie anywhere.
             writes_over: whether results may be written over the state that they replace (`Segment.over`).
 
         Raises:
@@ -132,6 +133,10 @@ class Engine(Protocol):
 
     def arena(self, rank: int, nbytes: int) -> Arena:
         """Memory for the segments that a rank runs, one after the other."""
+        ...
+
+    def layout(self, program: Program) -> ArenaLayout | None:
+        """Where results lie in the arena over all segments of a program; None: each segment has places of its own."""
         ...
 
     def compile(self, segment: Segment, constants: Constants) -> CompiledSegment:

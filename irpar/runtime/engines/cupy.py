@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from irpar.ir import Value
+from irpar.runtime import instructions
 from irpar.runtime.errors import EngineError, NodeError, RunError
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_device_memory
@@ -219,6 +220,9 @@ class CupyEngine:
             except MemoryError as error:
                 failed = out_of_memory(f"an arena of {nbytes:,} bytes has no room", error, f"rank {rank}")
                 raise EngineError(failed.what, where=failed.where, do=failed.do) from error
+
+    def layout(self, program: instructions.Program) -> None:
+        """Segments have places of their own: what leaves them is lent or copied; see `Engine.layout`."""
 
     def compile(self, segment: Segment, constants: Constants) -> CupySegment:
         """Upload constants, and find what computes every node; see `Engine.compile`."""

@@ -4,41 +4,41 @@ from typing import Any
 
 import numpy as np
 
-from irpar.runtime.instructions import Segment
+from irpar.runtime.instructions import Program, Segment
 from irpar.runtime.memory import check_memory
 
-from .arena import Arena, arena_layout, places_of, with_states
+from .arena import NO_BUFFERS, Arena, ArenaLayout, places_of, with_states
 from .arrays import ON_HOST, Arrays
 from .base import Constants, EngineSettings
 from .bodies import Body, Scope
 from .operation import Environment
+from .program_arena import program_layout
 
 
 class NumpySegment:
     """A segment of one part, compiled to instructions."""
 
+    arena_bytes = 0
     bind = None
 
     def __init__(self, segment: Segment, constants: Constants) -> None:
-        self._layout = arena_layout(segment, with_scratch=True)
+        self._outputs = segment.outputs
         self._nodes = segment.nodes
         self._over = places_of(segment)
         self._constants = {value: constants.array(value) for value in segment.constants}
         self._body = Body(segment.nodes, segment.inputs, segment.outputs, (), Scope(ON_HOST))
 
-    @property
-    def arena_bytes(self) -> int:
-        """See `CompiledSegment`."""
-        return self._layout.nbytes
-
     def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""
-        into, _, scratch = ({}, {}, {}) if arena is None else arena.buffers(self._layout)
+        into, _, scratch, leaving = NO_BUFFERS if arena is None else arena.of_program
         if writes_over:
             states = {value: inputs[place] for value, place in self._over.items()}
             into = with_states(into, self._nodes, {value: one for value, one in states.items() if ON_HOST.is_own(one)})
         results = self._body.take(inputs, Environment(self._constants, into, scratch))
-        return results if arena is None else [arena.copied_out(result) for result in results]
+        if arena is None:
+            return results
+        found = zip(self._outputs, results, strict=True)
+        return [arena.copied_out(result) if value in leaving else result for value, result in found]
 
 
 class NumpyEngine:
@@ -65,6 +65,10 @@ class NumpyEngine:
     def arena(self, rank: int, nbytes: int) -> Arena:
         """See `Engine.arena`."""
         return Arena(np, np.empty(nbytes, np.uint8))
+
+    def layout(self, program: Program) -> ArenaLayout:
+        """One arena for all segments; see `Engine.layout`."""
+        return program_layout(program)
 
     def compile(self, segment: Segment, constants: Constants) -> NumpySegment:
         """Look up a kernel for every node of a segment; see `Engine.compile`."""

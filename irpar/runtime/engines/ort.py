@@ -35,7 +35,7 @@ from irpar.ops.effects import schema_of
 from irpar.ops.recomputed import is_recomputed
 from irpar.ops.training_batch_norm import trains, write_out
 from irpar.runtime.errors import EngineError, NodeError
-from irpar.runtime.instructions import Segment
+from irpar.runtime.instructions import Program, Segment
 from irpar.runtime.memory import check_memory
 from irpar.runtime.small_tensors import are_small
 from irpar.sharding import option
@@ -96,6 +96,9 @@ class OrtEngine:
     def arena(self, rank: int, nbytes: int) -> Arena:
         """See `Engine.arena`; no segment asks for one."""
         return Arena(np, np.empty(nbytes, np.uint8))
+
+    def layout(self, program: Program) -> None:
+        """ONNX Runtime has memory of its own; see `Engine.layout`."""
 
     def compile(self, segment: Segment, constants: Constants) -> "OrtSegment":
         """Make a session of a segment; see `Engine.compile`."""

@@ -19,6 +19,7 @@ from irpar.runtime.program import build_program
 from irpar.sharding import Mesh
 from irpar.verification.inputs import random_inputs
 from tests.runtime.devices import strict_device
+from tests.runtime.engines.poison import poisoned
 from tests.runtime.programs import module
 
 REUSED = """
@@ -40,14 +41,13 @@ def segment_of(loaded: Module | Part):
     return segment
 
 
-def compiled(loaded: Module) -> NumpySegment:
+def compiled(loaded: Module) -> tuple[NumpySegment, Arena]:
+    """The only segment of a program, and an arena for it."""
     engine = NumpyEngine(EngineSettings(loaded.opsets, 1))
-    return engine.compile(segment_of(loaded), Constants(parts_of(loaded, loaded.mesh)[0]))
-
-
-def poisoned(nbytes: int) -> Arena:
-    """Memory of which every number is not one."""
-    return Arena(np, np.full(nbytes, 255, np.uint8))
+    layout = engine.layout(build_program(loaded.graph))
+    arena = Arenas(lambda rank, nbytes: poisoned(nbytes)).take(0, layout.nbytes, layout)
+    assert arena is not None
+    return engine.compile(segment_of(loaded), Constants(parts_of(loaded, loaded.mesh)[0])), arena
 
 
 def test_memory_is_used_again_but_not_while_a_view_of_it_is_held():
@@ -108,7 +108,7 @@ def test_inputs_and_outputs_have_places_where_they_are_copied():
 
 
 def test_results_are_arrays_of_their_own():
-    segment, arena = compiled(module(REUSED)), poisoned(8192)
+    segment, arena = compiled(module(REUSED))
     x = np.linspace(-1, 1, 1024, dtype=np.float32)
     first = segment.run([x], 0, arena)
     kept = [np.array(result) for result in first]
@@ -119,7 +119,8 @@ def test_results_are_arrays_of_their_own():
 
 def test_the_list_of_inputs_is_emptied():
     inputs = [np.zeros(1024, np.float32)]
-    compiled(module(REUSED)).run(inputs)
+    segment, _ = compiled(module(REUSED))
+    segment.run(inputs)
     assert inputs == []
 
 
@@ -130,7 +131,7 @@ def test_numbers_are_those_of_a_run_without(family):
         inputs = random_inputs(executor.inputs, loaded.graph)
         executor._arenas = Arenas(lambda rank, nbytes: poisoned(nbytes))
         found = executor.run(inputs)
-        executor._arenas.take = lambda rank, nbytes: None
+        executor._arenas.take = lambda rank, nbytes, layout: None
         expected = executor.run(inputs)
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name, strict=True)
@@ -156,7 +157,7 @@ def test_an_arena_is_used_by_the_next_run():
         for _ in range(3):
             executor.run({"x": np.zeros(1024, np.float32)})
         executor.run({"x": np.zeros(1024, np.float32)}, fetch=["a"])
-    assert made == [8192, 8192]
+    assert made == [8192, 4096]  # What is fetched has no place.
 
 
 def test_what_is_declared_larger_than_it_is_stays_outside():
@@ -168,6 +169,6 @@ def test_what_is_declared_larger_than_it_is_stays_outside():
           %z = Exp(%n) : f32[1, 1, 3]
         }
     """
-    segment = compiled(module(text))
-    (result,) = segment.run([np.ones((1, 1, 4), np.float32)], 0, poisoned(segment.arena_bytes))
+    segment, arena = compiled(module(text))
+    (result,) = segment.run([np.ones((1, 1, 4), np.float32)], 0, arena)
     np.testing.assert_allclose(result, np.exp(-np.ones((1, 1, result.shape[-1]))), rtol=1e-6)
