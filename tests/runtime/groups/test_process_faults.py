@@ -16,6 +16,7 @@ import pytest
 from irpar.runtime.errors import MismatchError, PeerError
 from irpar.runtime.groups import Call, Collective, make_group
 from irpar.runtime.groups.shared_memory.segment import SegmentLayout
+from irpar.runtime.launch.environment import World
 from irpar.sharding import Axis, IrparError, Mesh, asked_by_command
 from tests.patience import patient
 
@@ -361,23 +362,25 @@ def test_messages_are_in_the_words_of_whoever_asked(
 
 def test_a_rank_that_comes_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = Mesh({"a": 3})
-    for name, text in world(1, 3, "twice").items():
-        monkeypatch.setenv(name, text)
+    worlds = []
+    for rank in (1, 1, 0):
+        for name, text in world(rank, 3, "twice").items():
+            monkeypatch.setenv(name, text)
+        worlds.append(World.of_ranks("processes", mesh))
+    own = threading.local()
+    monkeypatch.setattr(World, "of_ranks", lambda *_: own.world)
     errors: list[IrparError] = []
 
-    def come() -> None:
+    def come(as_one: World) -> None:
+        own.world = as_one
         try:
             make_group("processes", mesh, 1)
         except IrparError as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=come) for _ in range(2)]
+    threads = [threading.Thread(target=come, args=(each,)) for each in worlds]
     for thread in threads:
         thread.start()
-    time.sleep(0.3)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    come()
     for thread in threads:
         thread.join()
     texts = sorted(str(error).splitlines()[0] for error in errors)

@@ -31,7 +31,7 @@ from irpar.verification.inputs import random_inputs
 print("process", os.getpid(), "of rank", os.environ["RANK"], flush=True)
 SIGNALS.clean_up()
 try:
-    with Executor.open(sys.argv[1], engine="numpy", group="processes", timeout=2) as executor:
+    with Executor.open(sys.argv[1], engine="numpy", group="processes", timeout=float(sys.argv[2])) as executor:
         if not executor.is_driver:
             executor.serve()
             sys.exit()  # The driver was interrupted before this rank.
@@ -68,7 +68,7 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.process = subprocess.Popen(
-            [*IRPAR, "launch", "-n", "4", sys.executable, "-c", LOOP, str(folder)],
+            [*IRPAR, "launch", "-n", "4", sys.executable, "-c", LOOP, str(folder), str(patient(2))],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
