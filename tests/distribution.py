@@ -17,6 +17,7 @@ WITH_CASES = {
 """Files with ONNX's own cases, which take some ten seconds to make: one process makes them."""
 
 LONG = (
+    "tests/onnx_io/test_cut_cases.py",
     "tests/test_random_attributes.py",
     "tests/runtime/groups/mpi/test_group.py",
     "tests/test_docs.py",
@@ -39,7 +40,7 @@ LONG = (
     "tests/runtime/groups/test_processes.py",
     "tests/test_partition.py",
 )
-"""Files of more than ten seconds, the first of many minutes in make test-all.
+"""Files of more than ten seconds, the first two of many minutes in make test-all.
 
 Begun last, one of them would leave the other processes idle.
 """

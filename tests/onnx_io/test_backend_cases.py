@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from irpar.onnx_io import to_module
-from tests.conformance import families, partitions
+from tests.conformance import families
 from tests.conformance.cases import all_cases, within_range
 from tests.conformance.round_trips import After, Before, RoundTrip, round_trip, through_text
 
 SAMPLE_STEP = 30
 FEWEST_RIGHT = 1790
-FEWEST_CUT_CASES = 1500
 
 
 @functools.cache
@@ -66,12 +65,3 @@ def operators(model: Any) -> list[str]:
 
 def test_the_families_lack_no_kernel() -> None:
     assert families.lacking(families.operators()) == {}
-
-
-@pytest.mark.slow
-def test_cases_cut_over_two_devices() -> None:
-    cuts = [partitions.cut(case, model) for case, model in partitions.ruled_cases()]
-    assert [f"{one.case}: {text}" for one in cuts for text in one.wrong] == []
-    refused = [f"{one.case}: {text}" for one in cuts for text in one.refused]
-    assert [text for text in refused if "draws random numbers" not in text] == []
-    assert sum(one.runs["numpy"] > 0 for one in cuts) >= FEWEST_CUT_CASES
