@@ -1,32 +1,44 @@
-"""The default pipeline of a module that says of itself what is sharded or computed again."""
+"""The default pipeline of a module that says of itself what is sharded, computed again, or lies where."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from irpar.analysis.optimizer_parallel import optimizer_parallel_said
 from irpar.analysis.recompute_said import recompute_said
+from irpar.analysis.store_said import store_said
 from irpar.ir import Module
 from irpar.pass_manager.default_pipeline import composed
 
 if TYPE_CHECKING:
+    from irpar.pass_manager import Pass
     from irpar.passes.recompute import Recompute
+    from irpar.passes.store import Store
     from irpar.passes.zero import Zero
 
 
-def default_pipeline(module: Module, *, zero: "Zero | None" = None, recompute: "Recompute | None" = None) -> str:
+def default_pipeline(
+    module: Module,
+    *,
+    zero: "Zero | None" = None,
+    recompute: "Recompute | None" = None,
+    store: "Store | None" = None,
+) -> str:
     """The default pipeline of a module with a mesh: with the pass `zero` where it says how optimizer state is sharded,
-    and with `recompute` for each thing that it says is computed again.
+    with `recompute` for each thing that it says is computed again, and with `store` where it says what lies where.
 
     Args:
         module: it.
         zero: the pass where it is asked for: instead of what the module says.
         recompute: the pass where it is asked for: after what the module says.
+        store: the pass where it is asked for: instead of what the module says.
 
     Raises:
         IrparError: what it says does not fit the mesh.
     """
     zero = zero or _zero_said(module)
-    again = [*_recompute_said(module), *([] if recompute is None else [recompute])]
-    return composed(zero, again)
+    store = store or _store_said(module)
+    asked: tuple[Pass | None, ...] = (*_recompute_said(module), recompute, store)
+    return composed(zero, [each for each in asked if each is not None])
 
 
 def _zero_said(module: Module) -> "Zero | None":
@@ -53,3 +65,12 @@ def _recompute_said(module: Module) -> "list[Recompute]":
         )
         for each in said
     ]
+
+
+def _store_said(module: Module) -> "Store | None":
+    said = store_said(module)
+    if said is None:
+        return None
+    from irpar.passes.store import Store
+
+    return Store(**asdict(said))

@@ -23,6 +23,8 @@ from irpar.sharding import IrparError
 from irpar.units import bytes_text, seconds_text
 
 GIGABYTE = 10**9
+PATH = "irpar.offload_path"
+"""The entry of a module's metadata that says where a run makes files."""
 Where = Literal["device", "host", "disk", "auto"]
 _MOST_TRIES = 4
 """How often a limit is lowered where a program then holds more than was thought."""
@@ -67,6 +69,7 @@ class Store(Pass):
         pin_gb: GB of weights that stay on the device all the same.
         limit_gb: GB that a rank may hold on its device; later passes keep to it.
         host_gb, disk_gb: GB that may lie there, of a rank; 0: any number.
+        path: the folder where a run makes files for what it writes; empty: where the system has temporary ones.
         threshold_kb: what is smaller, in kB, stays on the device.
         seconds: of search.
     """
@@ -81,6 +84,7 @@ class Store(Pass):
     limit_gb: float = 0
     host_gb: float = 0
     disk_gb: float = 0
+    path: str = ""
     threshold_kb: float = 1
     seconds: float = SECONDS
 
@@ -99,6 +103,8 @@ class Store(Pass):
         changed = any(found.moves for found in written)
         if changed:
             number_copies(module.graphs)
+            if self.path:
+                module.metadata[PATH] = self.path
         after = peak_bytes(module)
         if limit and after > limit:
             raise self._too_much(after, limit, "move more of it, bring it later (a smaller prefetch)")

@@ -1,4 +1,4 @@
-"""MindSpore's `shard` of an operator, its `Layout`; how it merges collectives, shards optimizer state, recomputes."""
+"""MindSpore's `shard` of an operator, its `Layout`; merged collectives, sharded optimizer state, recompute, offload."""
 
 import math
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from irpar.sharding.mesh import MOST_DEVICES, too_many
 
 from .devices import Devices, SpellingError, axes_over, device_array, mesh_over, spec_of
 from .mindspore_fusion import set_auto_parallel_context, set_comm_fusion
+from .mindspore_offload import set_offload_context
 from .mindspore_optimizer import hsdp, set_parallel_optimizer
 from .mindspore_recompute import recompute
 from .named import infer_undeclared_types
@@ -25,6 +26,7 @@ __all__ = [
     "recompute",
     "set_auto_parallel_context",
     "set_comm_fusion",
+    "set_offload_context",
     "set_parallel_optimizer",
     "shard",
 ]

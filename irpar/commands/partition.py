@@ -42,6 +42,7 @@ from .recompute_options import (
     RecomputeSeconds,
     recompute_of,
 )
+from .store_options import Store, store_of
 
 if TYPE_CHECKING:
     from irpar.annotations.onnx_annotations import DecidedShardings
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from irpar.output.plan_record import Plan
     from irpar.pass_manager import PassManager, PipelineResult
     from irpar.passes.recompute import Recompute as RecomputePass
+    from irpar.passes.store import Store as StorePass
     from irpar.passes.zero import Zero as ZeroPass
 
 Output = Annotated[Path, typer.Option("-o", "--out", metavar="OUT", help="The folder to write.", show_default=False)]
@@ -119,6 +121,7 @@ def partition_command(
     memory_budget_gb: MemoryBudgetGb = None,
     recompute_method: RecomputeMethod = METHOD,
     recompute_seconds: RecomputeSeconds = SECONDS,
+    store: Store = None,
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
     print_ir_after: PrintIrAfter = None,
@@ -132,7 +135,7 @@ def partition_command(
 ) -> None:
     """Shard a model over a mesh of devices and write a program for each, with explicit communication."""
     given = locals()
-    asked = replace(Asked.of(given), recompute_pass=recompute_of(given))
+    asked = replace(Asked.of(given), recompute_pass=recompute_of(given), store_pass=store_of(given))
     sources = checked_sources(asked, model, shardings)
     made = write_partition(
         asked,
@@ -148,7 +151,7 @@ class Asked:
     """What `irpar partition`, and every other command that writes a partition, is asked for besides the model.
 
     Attributes:
-        zero_pass, recompute_pass: what the default pipeline has beside what the model asks for.
+        zero_pass, recompute_pass, store_pass: what the default pipeline has beside what the model asks for.
     """
 
     out: Path
@@ -172,6 +175,7 @@ class Asked:
     as_json: bool
     zero_pass: "ZeroPass | None" = None
     recompute_pass: "RecomputePass | None" = None
+    store_pass: "StorePass | None" = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Asked":
@@ -271,7 +275,7 @@ def _write_new(
     if asked.annotate is not None:
         check_annotate(asked.annotate, asked.out, sources, manager.passes, asked.force)
     module, annotated, files, notes = read()
-    added: Any = {"zero": asked.zero_pass, "recompute": asked.recompute_pass}
+    added: Any = {"zero": asked.zero_pass, "recompute": asked.recompute_pass, "store": asked.store_pass}
     if asked.pipeline is None and (chosen := default_pipeline(module, **added)) != DEFAULT_PIPELINE:
         manager = _manager(replace(asked, pipeline=chosen), progress, None if asked.annotate is None else decided)
     made = partition(module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb)

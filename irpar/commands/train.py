@@ -57,6 +57,7 @@ from .recompute_options import (
     RecomputeSeconds,
     recompute_of,
 )
+from .store_options import Store, store_of
 from .train_options import (
     Betas,
     ClassAxis,
@@ -135,6 +136,7 @@ def train_command(
     memory_budget_gb: MemoryBudgetGb = None,
     recompute_method: RecomputeMethod = METHOD,
     recompute_seconds: RecomputeSeconds = SECONDS,
+    store: Store = None,
     class_axis: ClassAxis = -1,
     ignore_index: IgnoreIndex = None,
     label_smoothing: LabelSmoothing = 0.0,
@@ -183,7 +185,8 @@ def train_command(
     OUT ends in .onnx, that is one model for any ONNX runtime.
     """
     given = locals()
-    asked = replace(Asked.of(given), zero_pass=_zero(given), recompute_pass=recompute_of(given))
+    passes: Any = {"zero_pass": _zero(given), "recompute_pass": recompute_of(given), "store_pass": store_of(given)}
+    asked = replace(Asked.of(given), **passes)
     settings = _settings(given)
     choice("--dataset-sharding", dataset_sharding, DATASET)
     limit = _memory_limit(given)

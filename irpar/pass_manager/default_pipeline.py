@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from irpar.pass_manager import Pass
     from irpar.passes.recompute import Recompute
     from irpar.passes.zero import Zero
 
@@ -37,7 +38,7 @@ def with_recompute(recompute: "Recompute | str", zero: "Zero | str | None" = Non
     return composed(zero, [recompute])
 
 
-def composed(zero: "Zero | str | None" = None, again: "Sequence[Recompute | str]" = ()) -> str:
-    """The default pipeline with the pass `zero` where that is given, and with some passes `recompute`."""
-    passes = (NORMALISE, *([] if zero is None else [zero]), COMPLETE, MOVES, LOCAL, *again, ORDER)
+def composed(zero: "Zero | str | None" = None, programs: "Sequence[Pass | str]" = ()) -> str:
+    """The default pipeline with the pass `zero` where that is given, and with passes that make programs hold less."""
+    passes = (NORMALISE, *([] if zero is None else [zero]), COMPLETE, MOVES, LOCAL, *programs, ORDER)
     return ",".join(map(str, passes))

@@ -38,11 +38,11 @@ graph local @g(%x: f32[2, 4] of [2, 4]) -> (%y) opset 21 ranks [0] {
   %w0 = constant : f32[4, 4] in disk data("w0", 0, 64) from "h.0.w"
   %w1 = constant : f32[4, 4] in disk data("w1", 0, 64) from "h.1.w"
   %w2 = constant : f32[4, 4] in disk data("w2", 0, 64) from "h.2.w"
-  %w0_1 = irpar.Copy(%w0) {to="device", id=0} : f32[4, 4] scope "h.0"
-  %w1_1 = irpar.CopyStart(%w1) {to="device", id=1} : inflight<f32[4, 4]> scope "h.1"
+  %w0_1 = irpar.Copy(%w0) {to="device", id=0} : f32[4, 4] scope "h.0" doc "read by MatMul of %a"
+  %w1_1 = irpar.CopyStart(%w1) {to="device", id=1} : inflight<f32[4, 4]> scope "h.1" doc "read by MatMul of %b"
   %a = MatMul(%x, %w0_1) : f32[2, 4] scope "h.0"
   %w1_2 = irpar.Wait(%w1_1) {id=1} : f32[4, 4] scope "h.1"
-  %w2_1 = irpar.CopyStart(%w2) {to="device", id=2} : inflight<f32[4, 4]> scope "h.2"
+  %w2_1 = irpar.CopyStart(%w2) {to="device", id=2} : inflight<f32[4, 4]> scope "h.2" doc "read by MatMul of %y"
   %b = MatMul(%a, %w1_2) : f32[2, 4] scope "h.1"
   %w2_2 = irpar.Wait(%w2_1) {id=2} : f32[4, 4] scope "h.2"
   %y = MatMul(%b, %w2_2) : f32[2, 4] scope "h.2"
@@ -88,10 +88,10 @@ graph local @g(%x: f32[8, 8] of [8, 8]) -> (%y) opset 21 ranks [0] {
   %w2 = constant : f32[8, 8] data("w2", 0, 256) from "w2"
   %w3 = constant : f32[8, 8] data("w3", 0, 256) from "w3"
   %a = MatMul(%x, %w0) : f32[8, 8] scope "first"
-  %a_1 = irpar.CopyStart(%a) {to="disk", id=0} : inflight<f32[8, 8]> in disk scope "first"
+  %a_1 = irpar.CopyStart(%a) {to="disk", id=0} : inflight<f32[8, 8]> in disk scope "first" doc "not read before Add of %y"
   %b = MatMul(%x, %w1) : f32[8, 8]
   %a_2 = irpar.Wait(%a_1) {id=0} : f32[8, 8] in disk scope "first"
-  %a_2_1 = irpar.CopyStart(%a_2) {to="device", id=1} : inflight<f32[8, 8]> scope "first"
+  %a_2_1 = irpar.CopyStart(%a_2) {to="device", id=1} : inflight<f32[8, 8]> scope "first" doc "read by Add of %y"
   %c = MatMul(%b, %w2) : f32[8, 8]
   %a_2_2 = irpar.Wait(%a_2_1) {id=1} : f32[8, 8] scope "first"
   %d = MatMul(%c, %w3) : f32[8, 8]
@@ -122,15 +122,15 @@ def test_state_that_is_replaced_leaves_when_it_is_made() -> None:
         """\
 mesh @m = ["d"=1]
 graph local @g(%x: f32[8, 8] of [8, 8], state parameter %w: f32[8, 8] of [8, 8] in host, state moment of "w" %m: f32[8, 8] of [8, 8] in disk) -> (%loss, %new_w_1 as "new_w" replaces %w, %new_m_1 as "new_m" replaces %m) opset 21 ranks [0] {
-  %w_1 = irpar.Copy(%w) {to="device", id=0 | phase=forward} : f32[8, 8] of [8, 8]
+  %w_1 = irpar.Copy(%w) {to="device", id=0 | phase=forward} : f32[8, 8] of [8, 8] doc "read by MatMul of %a"
   %a = MatMul(%x, %w_1) {| phase=forward} : f32[8, 8] of [8, 8]
   %loss = ReduceSum(%a) {keepdims=0 | phase=forward} : f32[] of []
   %g = MatMul(%x, %a) {| phase=backward} : f32[8, 8] of [8, 8]
-  %m_1 = irpar.Copy(%m) {to="device", id=1 | phase=optimizer} : f32[8, 8] of [8, 8]
+  %m_1 = irpar.Copy(%m) {to="device", id=1 | phase=optimizer} : f32[8, 8] of [8, 8] doc "read by Add of %new_m"
   %new_m = Add(%m_1, %g) {| phase=optimizer} : f32[8, 8] of [8, 8]
   %new_w = Sub(%w_1, %new_m) {| phase=optimizer} : f32[8, 8] of [8, 8]
-  %new_w_1 = irpar.Copy(%new_w) {to="host", id=2} : f32[8, 8] of [8, 8] in host
-  %new_m_1 = irpar.Copy(%new_m) {to="disk", id=3} : f32[8, 8] of [8, 8] in disk
+  %new_w_1 = irpar.Copy(%new_w) {to="host", id=2} : f32[8, 8] of [8, 8] in host doc "replaces w, which lies there"
+  %new_m_1 = irpar.Copy(%new_m) {to="disk", id=3} : f32[8, 8] of [8, 8] in disk doc "replaces m, which lies there"
 }
 """,
     )

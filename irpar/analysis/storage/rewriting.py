@@ -20,8 +20,7 @@ def write_moves(graph: Graph, steps: Steps, moves: Sequence[Move]) -> None:
         a = f(x); b = g(a); c = h(b, a)         step 0: f   step 1: g   step 2: h
         a = f(x); a.h = Copy(a); b = g(a); a.d = Copy(a.h); c = h(b, a.d)
     """
-    nodes = list(graph)
-    _Writer(graph, steps, moves).write(nodes)
+    _Writer(graph, steps, moves).write()
 
 
 _Task = Callable[[Node], None]
@@ -31,12 +30,12 @@ _Task = Callable[[Node], None]
 class _Writer:
     def __init__(self, graph: Graph, steps: Steps, moves: Sequence[Move]) -> None:
         self.graph = graph
+        self.nodes = list(graph)
         self.steps = steps
         self.copies = CopyWriter(graph)
         self.newest = Newest(graph)
         self.away: dict[Value, Value] = {}
         """Where items lie that are not on the device; what replaces state among them."""
-        self.flying: dict[tuple[Value, int], Value] = {}
         # What happens between two steps, in this order: by the number of the step that comes.
         self.gone: dict[int, list[_Task]] = defaultdict(list)
         self.going: dict[int, list[_Task]] = defaultdict(list)
@@ -46,52 +45,49 @@ class _Writer:
             self._plan(move)
 
     def _plan(self, move: Move) -> None:
-        value = move.item.value
-        if move.item.made is None:
-            value.memory = move.memory
-            self.away[value] = value
-        for stay in move.stays:
+        item = move.item
+        if item.made is None:
+            item.value.memory = move.memory
+            self.away[item.value] = item.value
+        for number, stay in enumerate(move.stays):
             if stay.comes:
-                self._plan_coming(value, stay)
+                self._plan_coming(item.value, stay, f"read by {self._reader(move, stay).title}")
             if stay.leaves:
-                self._plan_leaving(value, move, stay.last, stay.gone)
-        new = move.item.replaced
-        if new is not None:
-            self._plan_leaving(new, move, self.steps.of(move.item.replaced_at), move.new_gone)
+                reader = self._reader(move, move.stays[number + 1])
+                self._plan_leaving(item.value, move, stay.last, stay.gone, f"not read before {reader.title}")
+        if item.replaced is not None:
+            made, why = self.steps.of(item.replaced_at), f"replaces {item.value.source_name}, which lies there"
+            self._plan_leaving(item.replaced, move, made, move.new_gone, why)
 
-    def _plan_coming(self, value: Value, stay: Stay) -> None:
+    def _reader(self, move: Move, stay: Stay) -> Node:
+        """What reads an item first in a stay."""
+        return self.nodes[next(place for place in move.item.reads if self.steps.of(place) >= stay.first)]
+
+    def _plan_coming(self, value: Value, stay: Stay, why: str) -> None:
+        def copy(before: Node) -> None:
+            self.newest.of[value] = _of_layer(value, self.copies.copy(self.away[value], "device", before, why=why))
+
+        def start(before: Node) -> None:
+            begun = _of_layer(value, self.copies.start(self.away[value], "device", before, why=why))
+            self.come[stay.first].append(lambda place: self.newest.of.update({value: self.copies.wait(begun, place)}))
+
         if stay.begin == stay.first:
-            self.come[stay.first].append(lambda node: self._copy_in(value, node))
-            return
-        self.coming[stay.begin].append(lambda node: self._start_in(value, stay, node))
-        self.come[stay.first].append(lambda node: self._wait_in(value, stay, node))
+            self.come[stay.first].append(copy)
+        else:
+            self.coming[stay.begin].append(start)
 
-    def _plan_leaving(self, value: Value, move: Move, last: int, until: int) -> None:
-        if until == last:
-            self.going[last + 1].append(lambda node: self._copy_out(value, move, node))
-            return
-        self.going[last + 1].append(lambda node: self._start_out(value, move, node))
-        self.gone[until + 1].append(lambda node: self._wait_out(value, node))
+    def _plan_leaving(self, value: Value, move: Move, last: int, until: int, why: str) -> None:
+        def copy(before: Node) -> None:
+            self.away[value] = _of_layer(value, self.copies.copy(value, move.memory, before, why=why))
 
-    def _copy_in(self, value: Value, before: Node) -> None:
-        self.newest.of[value] = _of_layer(value, self.copies.copy(self.away[value], "device", before))
+        def start(before: Node) -> None:
+            begun = _of_layer(value, self.copies.start(value, move.memory, before, why=why))
+            self.gone[until + 1].append(lambda place: self.away.update({value: self.copies.wait(begun, place)}))
 
-    def _start_in(self, value: Value, stay: Stay, before: Node) -> None:
-        self.flying[value, stay.first] = _of_layer(value, self.copies.start(self.away[value], "device", before))
+        self.going[last + 1].append(copy if until == last else start)
 
-    def _wait_in(self, value: Value, stay: Stay, before: Node) -> None:
-        self.newest.of[value] = self.copies.wait(self.flying[value, stay.first], before)
-
-    def _copy_out(self, value: Value, move: Move, before: Node) -> None:
-        self.away[value] = _of_layer(value, self.copies.copy(value, move.memory, before))
-
-    def _start_out(self, value: Value, move: Move, before: Node) -> None:
-        self.flying[value, -1] = _of_layer(value, self.copies.start(value, move.memory, before))
-
-    def _wait_out(self, value: Value, before: Node) -> None:
-        self.away[value] = self.copies.wait(self.flying[value, -1], before)
-
-    def write(self, nodes: Sequence[Node]) -> None:
+    def write(self) -> None:
+        nodes = self.nodes
         ends = (*self.steps.firsts[1:], len(nodes))
         for step, (first, end) in enumerate(zip(self.steps.firsts, ends, strict=True)):
             self._between(step, nodes[first] if first < len(nodes) else self.graph.return_node)

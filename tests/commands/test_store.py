@@ -1,0 +1,47 @@
+"""irpar partition and irpar train with --store."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from irpar import models
+from irpar.cli import main
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "mlp.onnx"
+    models.save(path, "mlp")
+    return str(path)
+
+
+def test_what_is_asked_for_stands_in_the_pipeline(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert main(["partition", model, "-o", str(out), "--mesh", "d=1", "--store", "weights=host, prefetch=1"]) == 0
+    plan = json.loads((out / "plan.json").read_text())
+    assert "join-weights,store{weights=host, prefetch=1},fuse-communication" in plan["pipeline"]
+    assert {(copy["from"], copy["to"]) for copy in plan["copies"]} == {("host", "device")}
+
+
+def test_auto_is_short(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--optimizer", "adam", "--store", "auto, limit-gb=0.0004, seconds=0"]
+    assert main(["train", model, "-o", str(out), *options]) == 0
+    plan = json.loads((out / "plan.json").read_text())
+    assert "store{auto=true, limit-gb=0.0004, seconds=0}" in plan["pipeline"]
+    assert plan["ranks"][0]["peak_bytes"] <= 400_000
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--store", "weights=tape"], "store"),
+        (["--store", "weights=host", "--pipeline", "dce"], "--store and --pipeline both say what runs"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    options: list[str], told: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["partition", model, "-o", str(tmp_path / "out"), "--mesh", "d=1", *options]) == 2
+    assert told in capsys.readouterr().err
