@@ -117,12 +117,12 @@ class Gaps:
         held[second:last] += nbytes
         item = self.items[self.item[number]]
         if self.is_around[number] and item.replaced is not None:
-            # The new one leaves when it is made; it is not written over the old one, which is elsewhere.
-            made = self.steps.of(item.replaced_at)
+            # The new one leaves when it has been read; it is not written over the old one, which is elsewhere.
+            made, until = self.steps.of(item.replaced_at), self.steps.of(item.replaced_until)
             if self._shares[self.item[number]]:
-                held[made] -= nbytes
+                held[made : until + 1] -= nbytes
             else:
-                held[made + 1 :] += nbytes
+                held[until + 1 :] += nbytes
 
     def held(self, chosen: Numbers) -> Numbers:
         """What each step holds if the items are away in some gaps, by number."""

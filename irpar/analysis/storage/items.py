@@ -1,7 +1,7 @@
 """What of a program may lie elsewhere than on the device while nothing reads it, and when it is read."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from irpar.analysis.memory.liveness import value_bytes
@@ -27,6 +27,7 @@ class Item:
         made: the place of the node that makes it; None: it is there when a run begins.
         replaced: what replaces it, if it is state; None: it stays as it is.
         replaced_at: the place of the node that makes that.
+        replaced_until: the place of the last node that reads that; of the one that makes it where none does.
     """
 
     value: Value
@@ -36,6 +37,7 @@ class Item:
     made: int | None = None
     replaced: Value | None = None
     replaced_at: int = -1
+    replaced_until: int = -1
 
     @property
     def touched(self) -> tuple[int, ...]:
@@ -91,7 +93,8 @@ def _states(
             yield item
         elif (place := _new_at(graph, state, places)) is not None:
             new = graph.output(state.output)
-            yield Item(value, kind, item.nbytes, item.reads, replaced=new, replaced_at=place)
+            until = max(reads.get(new, (place,)))
+            yield replace(item, replaced=new, replaced_at=place, replaced_until=until)
 
 
 def _new_at(graph: Graph, state: State, places: Mapping[Node, int]) -> int | None:

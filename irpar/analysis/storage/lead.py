@@ -110,21 +110,24 @@ class Lead:
         comes_back: dict[int, int] = {}
         for part in reversed(self.parts):
             if part.leaves:
-                part.gone = self._until(part.item, part.last, comes_back[part.item])
+                part.gone = self._until(part.item, part.last, part.last, comes_back[part.item])
             comes_back[part.item] = part.begin
         for number in self.by_item:
             item = self.gaps.items[number]
             if item.replaced is not None:
-                made = self.gaps.steps.of(item.replaced_at)
-                self.new_gone[number] = self._until(number, made, self.gaps.steps.count)
+                made, read = self.gaps.steps.of(item.replaced_at), self.gaps.steps.of(item.replaced_until)
+                self.new_gone[number] = self._until(number, made, read, self.gaps.steps.count)
 
-    def _until(self, number: int, last: int, before: int) -> int:
-        """The step beside which something has gone that goes after `last`, and comes back from `before` on."""
+    def _until(self, number: int, last: int, stays: int, before: int) -> int:
+        """The step beside which something has gone that goes after `last`.
+
+        It is there until the step `stays` in any case, and comes back from `before` on.
+        """
         nbytes = self.gaps.items[number].nbytes
         takes = self.rates.going(nbytes, self.memory[number])
         until = last
-        while takes > 0 and until + 1 < before and self.slack[until + 1] >= nbytes:
+        while takes > 0 and until + 1 < before and (until < stays or self.slack[until + 1] >= nbytes):
             until += 1
             takes -= self.seconds[until]
-        self.slack[last + 1 : until + 1] -= nbytes
+        self.slack[stays + 1 : until + 1] -= nbytes
         return until
