@@ -18,7 +18,7 @@ from irpar.ir import Value
 from irpar.sharding import Mesh
 
 from .errors import RunError
-from .groups import Array, Call, Group
+from .groups import Array, Call, Collective, Group
 from .groups.results import EXECUTED
 from .log import CollectiveLog, Entry
 from .prepared import Prepared, PreparedPart
@@ -121,24 +121,21 @@ class BoundSteps:
         results: dict[int, Array] = {}
         for rank, step in steps.items():
             assert isinstance(step, CommunicateStep)
-            memory = self._ranks[rank]
-            calls[rank] = call = Call(rank, self._mesh.coords(rank), step.collective, memory.operand(step))
-            self._entries.append((rank, step.collective, call.operand.dtype, call.operand.size))
             assert step.result is not None
-            first, value = self._first(call), memory.values[step.result]
-            if first in results:
-                memory.write(step.result, value, results[first])
-            else:
-                results[rank] = memory.write(step.result, value)
+            memory, first = self._ranks[rank], self._first(rank, step.collective)
+            operand = memory.operand(step)
+            into = memory.write(step.result, memory.values[step.result], results.get(first))
+            calls[rank] = Call(rank, self._mesh.coords(rank), step.collective, operand, into)
+            results.setdefault(first, into)
+            self._entries.append((rank, step.collective, operand.dtype, operand.size))
         self._add(partial(_meet, self._group.exchange, calls, list(results.items())), *next(iter(steps.items())))
 
-    def _first(self, call: Call) -> int:
-        """The first rank that gets the very result that a rank gets."""
-        collective = call.collective
+    def _first(self, rank: int, collective: Collective) -> int:
+        """The first rank of the process that gets the very result that a rank gets."""
         if not EXECUTED[collective.kind].is_shared:
-            return call.rank
+            return rank
         groups = self._mesh.groups(collective.axes)
-        members = next(group for group in groups if call.rank in group)
+        members = next(group for group in groups if rank in group)
         return min(rank for rank in members if rank in self._ranks)
 
 
@@ -210,6 +207,8 @@ def _meet(
         found |= exchange({rank: call for rank, call in calls.items() if rank not in found})
     for rank, into in results:
         result = found[rank]
+        if result is into:
+            continue
         if result.shape != into.shape:
             raise RunError(
                 f"{calls[rank].collective} gives {list(result.shape)}, where the program says {list(into.shape)}",

@@ -119,12 +119,17 @@ def _label(node: Node, operator: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A rank that has come to a collective, with its operand."""
+    """A rank that has come to a collective, with its operand.
+
+    Attributes:
+        into: where the result may be written; a group may give an array of its own all the same.
+    """
 
     rank: int
     coords: tuple[int, ...]
     collective: Collective
     operand: Array
+    into: Array | None = None
 
     def describe(self, mesh: Mesh) -> str:
         """The rank and what it came to, as one line of a message."""

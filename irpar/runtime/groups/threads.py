@@ -30,9 +30,13 @@ class _Meeting:
     def __init__(self, members: list[int], calls: Sequence[Call]) -> None:
         self.members = members
         self._brought = [(call.rank, call.collective, call.operand.dtype, call.operand.shape) for call in calls]
+        self._kept: list[Call] = []
 
     def calls(self, waiting: Mapping[int, Call]) -> list[Call] | None:
         """The members' calls, where all have come with the like again."""
+        kept = self._kept
+        if kept and all(waiting.get(call.rank) is call for call in kept):
+            return kept
         found = []
         for rank, collective, dtype, shape in self._brought:
             call = waiting.get(rank)
@@ -42,6 +46,8 @@ class _Meeting:
             if operand.dtype != dtype or operand.shape != shape:
                 return None
             found.append(call)
+        # Those that come again, whose operands stay where they are; others would be held with theirs.
+        self._kept = found if found[0].into is not None else []
         return found
 
 
@@ -133,7 +139,8 @@ class ThreadGroup:
 
     def execute(self, calls: Sequence[Call]) -> list[Array]:
         """The results of one collective, from the calls of the members of one group in order of position."""
-        return execute(calls[0].collective, [call.operand for call in calls])
+        first = calls[0]
+        return execute(first.collective, [call.operand for call in calls], first.into)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -23,6 +23,8 @@ from irpar.runtime.groups.wire.header import CORRECT_PART, HEADER_BYTES, Header,
 from .lines import HEAD_BYTES, Line, Lines, content_in, give_way, room
 from .parcels import INLINE, Arrival, Parcels, beginning
 
+_Result = Callable[[list[Array], Array | None], Array]
+
 
 class _Peer:
     """Another member.
@@ -80,7 +82,7 @@ class _Known:
         agreed: by rank, how that of others does, once it has been compared.
     """
 
-    def __init__(self, buffers: _Buffers, head: bytes, result: Callable[[list[Array]], Array]) -> None:
+    def __init__(self, buffers: _Buffers, head: bytes, result: _Result) -> None:
         self.buffers = buffers
         self.head = head
         self.result = result
@@ -131,7 +133,7 @@ class QuickPrompt:
             if not is_sent() and not self._comes(is_sent):
                 return self._go_on(call, len(self._lines))
         self._parcels.moved += 1
-        return self._result(buffers.operands)
+        return self._result(buffers.operands, call.into)
 
     def _comes(self, is_done: Callable[[], bool]) -> bool:
         """Whether something is done soon."""
@@ -193,15 +195,15 @@ class Prompts:
         return _Known(self._buffers[key], head, _result(meeting, self._parcels.new))
 
 
-def _result(meeting: Meeting, new: New) -> Callable[[list[Array]], Array]:
-    """What gives the result from the operands of all members, in memory of its own."""
+def _result(meeting: Meeting, new: New) -> _Result:
+    """What gives the result from the operands of all members, in memory of its own or in what it is given for that."""
     operand, collective, position = meeting.operand, meeting.collective, meeting.position
     execution = EXECUTED[collective.kind]
     if execution.moves is not None:
-        return lambda operands: execution.result(collective, operands, position)
+        return lambda operands, into: execution.result(collective, operands, position)
     make = np.empty if operand.nbytes < SMALLEST else new
     reduce = reducer(operand.dtype, operand.size, collective.reduce)
-    return lambda operands: reduce(operands, make(operand.shape, operand.dtype))
+    return lambda operands, into: reduce(operands, make(operand.shape, operand.dtype) if into is None else into)
 
 
 def _is_small(meeting: Meeting) -> bool:
@@ -306,7 +308,7 @@ class Prompt:
             self._sends = [each for each in self._sends if not each[1].is_done()]
         if not self._sends:
             buffers = self._known.buffers
-            self.result = self._known.result(buffers.operands)
+            self.result = self._known.result(buffers.operands, self.meeting.call.into)
             buffers.is_used = False
             self.is_done = True
 

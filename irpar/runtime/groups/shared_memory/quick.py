@@ -15,7 +15,7 @@ import numpy as np
 from irpar.ops.collectives.reduced_arrays import reducer
 from irpar.runtime.groups.wire.header import HEADER_BYTES
 
-from ..base import Array, Call, Collective
+from ..base import Array, Call
 from ..recycled import SMALLEST
 from ..results import EXECUTED
 from ..spmd import Meeting
@@ -138,7 +138,7 @@ class QuickPrompt:
                 return self._finish(partial(self._go_on, call, came, lane))
             operands[position] = theirs[told >> 32]
             came.append((lane, operands[position]))
-        result = self._result(call.collective, operands)
+        result = self._result(call, operands)
         for lane in self._lanes:
             lane.came += 1
             lane.free(BARE)
@@ -155,11 +155,14 @@ class QuickPrompt:
             self._marks[lane.peer] = first, second
         return agrees
 
-    def _result(self, collective: Collective, operands: list[Array]) -> Array:
+    def _result(self, call: Call, operands: list[Array]) -> Array:
         """From operands that lie in slots, and are gone afterwards."""
         if self._reduce is not None:
-            return self._reduce(operands, None if self._new is None else self._new())
-        result = self._execution.result(collective, operands, self._facts[1])
+            into = call.into
+            if into is None and self._new is not None:
+                into = self._new()
+            return self._reduce(operands, into)
+        result = self._execution.result(call.collective, operands, self._facts[1])
         return result.copy() if any(np.may_share_memory(result, each) for each in operands) else result
 
     def _go_on(self, call: Call, came: _Came, unread: Lane | None) -> Prompt:
