@@ -17,6 +17,7 @@ import numpy as np
 from irpar.ir import Value
 from irpar.sharding import Mesh
 
+from .engines.base import BoundWork
 from .errors import RunError
 from .groups import Array, Call, Collective, Group
 from .groups.results import EXECUTED
@@ -56,8 +57,9 @@ class BoundSteps:
         self.failed: tuple[int, Step] | None = None
         self._mesh, self._group = mesh, group
         self._ranks = {rank: _Memory(part) for rank, part in parts.items()}
-        self._works: list[Callable[[], None]] = []
+        self._works: list[Callable[[], object]] = []
         self._of: list[tuple[int, Step]] = []
+        self._bound: list[BoundWork | None] = []
         self._entries: list[Entry] = []
         self._noted: list[int] = []
         for column in columns:
@@ -83,11 +85,14 @@ class BoundSteps:
         try:
             for work in works:
                 work()
-        except BaseException:
+        except BaseException as error:
             place = len(self._works) - length_hint(works) - 1
             self.failed = self._of[place]
             log.add_again(self._entries[: self._noted[place]])
-            raise
+            bound = self._bound[place]
+            if bound is None or not isinstance(error, Exception):
+                raise
+            raise bound.failure(error) from error
         log.add_again(self._entries)
         for state, memory in held:
             state.copy_in(memory.left, memory.freed)
@@ -99,16 +104,18 @@ class BoundSteps:
             self._bind_collective(steps)
         else:
             for rank, step in steps.items():
-                self._add(self._bound(rank, step), rank, step)
+                bound = self._bind_segment(rank, step)
+                self._add(bound.run, rank, step, bound)
         self._noted.extend([noted] * (len(self._works) - len(self._noted)))
         for rank, step in steps.items():
             self._ranks[rank].free(step.frees)
 
-    def _add(self, work: Callable[[], None], rank: int, step: Step) -> None:
+    def _add(self, work: Callable[[], object], rank: int, step: Step, bound: BoundWork | None = None) -> None:
         self._works.append(work)
         self._of.append((rank, step))
+        self._bound.append(bound)
 
-    def _bound(self, rank: int, step: Step) -> Callable[[], None]:
+    def _bind_segment(self, rank: int, step: Step) -> BoundWork:
         assert isinstance(step, ComputeStep)
         memory, bind = self._ranks[rank], step.compiled.bind
         assert bind is not None

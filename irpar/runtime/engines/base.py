@@ -1,7 +1,7 @@
 """What an engine must do, and the engines by name."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,11 +19,26 @@ if TYPE_CHECKING:
     from irpar.runtime.communication import Communication
 
 Array = np.ndarray[Any, Any]
-Bind = Callable[[Sequence[Array], Sequence[Array]], Callable[[], None]]
-"""From C-contiguous arrays, of the types of a segment's inputs and outputs, makes what computes these from those, on
-behalf of any rank, again and again; it raises what `CompiledSegment.run` does."""
 Results = Literal["host", "owned", "borrowed"]
 """What a run gives: numpy arrays; arrays of a device, the caller's to keep; or those that the next run writes over."""
+
+
+class BoundWork(NamedTuple):
+    """What computes a segment again and again, from arrays into arrays that stay where they are.
+
+    Attributes:
+        run: computes, on behalf of any rank, as long as this lives.
+        failure: what `CompiledSegment.run` would raise, where `run` raised an error.
+        held: what `run` has addresses of.
+    """
+
+    run: Callable[[], object]
+    failure: Callable[[Exception], Exception]
+    held: object
+
+
+Bind = Callable[[Sequence[Array], Sequence[Array]], BoundWork]
+"""Takes C-contiguous arrays of the types of a segment's inputs, and of its outputs."""
 
 
 class Constants:

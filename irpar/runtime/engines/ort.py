@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from irpar.sharding import option
 
 from .arena import Arena
 from .arrays import ON_HOST, Arrays
-from .base import Bind, Constants, EngineSettings
+from .base import Bind, BoundWork, Constants, EngineSettings
 from .control_flow import CONTROL_FLOW
 from .ort_bindings import Bindings, Buffers
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
@@ -457,16 +457,9 @@ class BoundSegment(OrtSegment):
         """See `CompiledSegment`; None where results do not have the sizes that the model declares."""
         return None if self._bindings is None else self._bind
 
-    def _bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        compute, buffers = self._compute, Buffers(self._session, self._segment, inputs, outputs)
-
-        def run() -> None:
-            try:
-                compute(buffers.binding)  # ONNX Runtime holds no array: the buffers do.
-            except Exception as error:
-                raise _failure(error, self._segment) from error
-
-        return run
+    def _bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> BoundWork:
+        buffers = Buffers(self._session, self._segment, inputs, outputs)
+        return BoundWork(buffers.runs(self._session), lambda error: _failure(error, self._segment), buffers)
 
     def run(self, inputs: list[Any], rank: int = 0, arena: Arena | None = None, writes_over: bool = False) -> list[Any]:
         """Compute the segment's outputs; see `CompiledSegment.run`."""

@@ -1,7 +1,8 @@
 """Small tensors in and out of ONNX Runtime through buffers that are bound once."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,18 @@ class Buffers:
         self.binding: Any = session.io_binding()
         self.outputs = list(map(_buffer, segment.outputs)) if outputs is None else outputs
         inputs = list(map(_buffer, segment.inputs)) if inputs is None else inputs
-        # ONNX Runtime has addresses alone: the arrays live as long as this.
         self.inputs = [(buffer, buffer.shape, buffer.dtype) for buffer in inputs]
         for value, buffer in zip(segment.inputs, inputs, strict=True):
             self.binding.bind_input(value.name, "cpu", 0, buffer.dtype, buffer.shape, buffer.ctypes.data)
         for value, buffer in zip(segment.outputs, self.outputs, strict=True):
             self.binding.bind_output(value.name, "cpu", 0, buffer.dtype, buffer.shape, buffer.ctypes.data)
+
+    def runs(self, session: onnxruntime.InferenceSession) -> Callable[[], object]:
+        """What runs the session, of which these are, without checks that only a device needs; as long as these live."""
+        inner, binding = getattr(session, "_sess", None), getattr(self.binding, "_iobinding", None)
+        if inner is None or binding is None:
+            return partial(session.run_with_iobinding, self.binding)
+        return partial(inner.run_with_iobinding, binding, None)
 
 
 def _buffer(value: Value) -> Array:

@@ -72,12 +72,12 @@ def test_a_bound_segment_holds_what_it_is_bound_to():
     """ONNX Runtime is given addresses."""
     segment = compiled("f32[3]")
     arrays = [np.empty(3, np.float32) for _ in range(3)]
-    run = segment.bind(arrays[:1], arrays[1:])
+    work = segment.bind(arrays[:1], arrays[1:])
     known = list(map(weakref.ref, arrays))
     del arrays
     given, first, second = (array() for array in known)
     given[:] = [1, 2, 3]
-    run()
+    work.run()
     np.testing.assert_array_equal([first, second], [[-1, -2, -3], [2, 4, 6]])
 
 
