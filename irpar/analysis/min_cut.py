@@ -3,8 +3,8 @@
 source -4-> a -1-> b -4-> sink     a stays with the source, b with the sink; the cut costs 1
 """
 
-from collections.abc import Hashable, Mapping
-from functools import cache
+from collections.abc import Hashable, Iterator, Mapping
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class MinCut:
     def arc(self, tail: Hashable, head: Hashable, capacity: int = UNBOUNDED) -> None:
         """What it costs that one node is on the source's side, and another one on the sink's."""
         ends = self._number(tail), self._number(head)
+        self.__dict__.pop("_arrays", None)
         self._arcs[ends] = min(UNBOUNDED, self._arcs.get(ends, 0) + capacity)
 
     def _number(self, node: Hashable) -> int:
@@ -55,15 +56,25 @@ class MinCut:
             prices: what nodes cost on the source's side besides; below 0, what they cost on the sink's.
         """
         flow = _flows().SimpleMaxFlow()
-        arcs = dict(self._arcs)
-        for node, price in (prices or {}).items():
-            ends = (self._number(node), 1) if price > 0 else (0, self._number(node))
-            arcs[ends] = min(UNBOUNDED, arcs.get(ends, 0) + abs(price))
-        tails, heads = zip(*arcs, strict=True) if arcs else ((0,), (1,))
-        capacities = list(arcs.values()) or [0]
-        flow.add_arcs_with_capacity(np.array(tails), np.array(heads), np.array(capacities, np.int64))
+        flow.add_arcs_with_capacity(*self._arrays)
+        priced = [(*((0, number) if price < 0 else (number, 1)), abs(price)) for number, price in self._each(prices)]
+        flow.add_arcs_with_capacity(*np.array(priced, np.int64).reshape(-1, 3).T)
         status = flow.solve(0, 1)
         if status != flow.OPTIMAL:
             raise AssertionError(f"no minimal cut: {status}")
-        nodes = list(self._numbers)
+        nodes = self._nodes
         return {nodes[number] for number in flow.get_source_side_min_cut() if number > 1}
+
+    def _each(self, prices: Mapping[Hashable, int] | None) -> Iterator[tuple[int, int]]:
+        for node, price in (prices or {}).items():
+            yield self._number(node), price
+
+    @cached_property
+    def _arrays(self) -> "tuple[np.ndarray[Any, Any], ...]":
+        """Tails, heads and capacities of the arcs; of one without capacity between the ends where there is no other."""
+        ends = np.array([*self._arcs, (0, 1)], np.int64)
+        return ends[:, 0], ends[:, 1], np.array([*self._arcs.values(), 0], np.int64)
+
+    @property
+    def _nodes(self) -> list[Hashable]:
+        return list(self._numbers)

@@ -81,7 +81,7 @@ def graph_seconds(graph: Graph, device: Device, host: Device | None = None) -> f
     places = {value for value in graph.inputs if value.name == COORDS}
     seconds = 0.0
     for node in graph:
-        if _tells_a_place(node, places):
+        if tells_a_place(node, places):
             places.update(node.results)
         else:
             where = host if host is not None and node_place(node) == "host" else device
@@ -89,7 +89,7 @@ def graph_seconds(graph: Graph, device: Device, host: Device | None = None) -> f
     return seconds
 
 
-def _tells_a_place(node: Node, places: Collection[Value]) -> bool:
+def tells_a_place(node: Node, places: Collection[Value]) -> bool:
     """Whether a node computes a number or a shape of where the device is alone."""
     inputs = [value for value in node.inputs if not value.is_constant]
     types = [tensor_type(value.type) for value in node.results]

@@ -22,10 +22,10 @@ def timed(network: str) -> Network:
 
 
 class Costs:
-    """Femtoseconds of nodes and collectives of local programs, by `timed` of the module's network."""
+    """Femtoseconds of nodes and collectives of local programs, by a network; by default `timed` of the module's."""
 
-    def __init__(self, module: Module) -> None:
-        self._network = timed(module.network)
+    def __init__(self, module: Module, network: Network | None = None) -> None:
+        self._network = network or timed(module.network)
         self._device = CostModel(self._network)
         self._mesh = next(iter(module.meshes.values()), None)
 

@@ -1,0 +1,134 @@
+"""Writing a placement into a program."""
+
+from collections.abc import Sequence
+
+from irpar.analysis.layers.find import holder_in
+from irpar.ir import Graph, Node, Place, Value, captured_or_read
+from irpar.ir.clone import clone_node, clone_value
+from irpar.ops import traits
+from irpar.ops.memory_copies import CopyWriter, put
+
+from .of_program import Program
+from .reasons import Reasons
+
+
+def write(program: Program, on_device: Sequence[bool], reasons: Reasons | None = None) -> None:
+    """Let a program run as placed.
+
+        %h = Gather(%table, %ids)                      %table, %ids in host
+        %y = MatMul(%h, %w)
+
+    becomes
+
+        %h = Gather(%table, %ids) {| place=host}       in host
+        %h_1 = irpar.Copy(%h) {to="device"}            where the first node on the device reads it
+        %y = MatMul(%h_1, %w)
+
+    What is copied to the host is so as soon as it is made; inputs, weights and state just before their first reader.
+    The numbers of a constant that both sides read are there on both from the start, if they are on the device.
+
+    Args:
+        program: as it stands.
+        on_device: of each of its units whether it is on the device.
+        reasons: what copies say of themselves.
+    """
+    _Writer(program, on_device, reasons).write()
+
+
+class _Writer:
+    def __init__(self, program: Program, on_device: Sequence[bool], reasons: Reasons | None) -> None:
+        self.program = program
+        self.reasons = reasons
+        self.graph: Graph = program.source
+        self.where: dict[Node | Value, Place] = {
+            thing: "device" if on_device[unit] else "host" for thing, unit in program.unit_of.items()
+        }
+        self.copies = CopyWriter(self.graph)
+        self.there: dict[tuple[Value, Place], Value] = {}
+
+    def write(self) -> None:
+        nodes = list(self.graph)
+        for value in (*self.graph.inputs, *self.graph.constants):
+            if value in self.where:
+                value.memory = self.where[value]
+        for node in nodes:
+            if self._place(node) == "host":
+                put(node, "host")
+        for node in nodes:
+            if node in self.where and not traits(node).reads_sizes:
+                self._read_there(node, self.where[node])
+        self._mend_views(nodes)
+
+    def _place(self, thing: Node | Value) -> Place:
+        """Where something is; a view where that is of which it is one."""
+        if thing in self.where:
+            return self.where[thing]
+        if isinstance(thing, Value) and thing.is_constant:
+            return thing.memory  # type: ignore[return-value]  # No constant lies on a disk here.
+        value = thing.result if isinstance(thing, Node) else thing
+        root = self.program.views.get(value, value)
+        return self.where[root if root.node is None else root.node]
+
+    def _read_there(self, node: Node, place: Place) -> None:
+        """Let a node, and the graphs in it, read what is where it runs."""
+        for value in dict.fromkeys(captured_or_read(node)):
+            now = self._value(value, place, node)
+            if now is not value:
+                uses = [use for use in value.uses if holder_in(use[0], self.graph) is node]
+                value.replace_uses(now, only=uses)
+
+    def _value(self, value: Value, place: Place, before: Node) -> Value:
+        """What stands for a value on one side, made before a node where it is not there yet."""
+        if self._place(value if value.node is None else value.node) == place:
+            return value
+        known = self.there.get((value, place))
+        if known is None:
+            if value in self.program.views:
+                known = self._view(value, place, before)
+            elif value.is_constant and (place == "host" or value not in self.where):
+                known = self._twin(value, place)
+            else:
+                known = self._copy(value, place, before)
+            self.there[value, place] = known
+        return known
+
+    def _copy(self, value: Value, place: Place, before: Node) -> Value:
+        maker = value.node
+        why = "" if self.reasons is None else self.reasons.of_copy(value, place, before)
+        if place == "host" and maker is not None:
+            return self.copies.copy(value, place, maker.next, like=maker, why=why)
+        return self.copies.copy(value, place, before, why=why)
+
+    def _twin(self, value: Value, place: Place) -> Value:
+        """The same numbers in the other memory."""
+        made = clone_value(value)
+        made.memory = place
+        return self.graph.adopt_constant(made)
+
+    def _view(self, value: Value, place: Place, before: Node) -> Value:
+        """The same view of what stands there for what it is a view of."""
+        view = value.node
+        assert view is not None
+        made = clone_node(view, {}, self.graph.names)
+        made.phase, made.stage = before.phase, before.stage
+        for new in made.results:
+            new.source = None
+        for index, operand in enumerate(view.operands):
+            if operand is not None:
+                made.set_operand(index, self._value(operand, place, before))
+        put(made, place)
+        made.place = None if place == "device" else place
+        self.graph.insert_before(before, made)
+        return made.result
+
+    def _mend_views(self, nodes: Sequence[Node]) -> None:
+        """Views that nobody reads go, the others read sizes that are where they are."""
+        for node in reversed(nodes):
+            if node.graph is self.graph and node.results and node.results[0] in self.program.views:
+                if not any(value.has_uses for value in node.results):
+                    node.erase()
+                else:
+                    self._read_there(node, self._place(node))
+        for value, _ in self.there:
+            if value.is_constant and not value.has_uses:
+                self.graph.remove_constant(value)

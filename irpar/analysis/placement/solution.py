@@ -1,0 +1,181 @@
+"""The searches together: never worse than one of them, and how far from the optimum at most."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from irpar.errors import IrparError
+from irpar.units import bytes_text
+
+from .cut import Cut
+from .filling import filled, parts
+from .graph import BEFORE, PlacementGraph
+from .packing import pack
+from .prices import Priced, price
+from .simulation import Outcome, Simulator
+
+Assignment = tuple[bool, ...]
+
+METHODS = ("auto", "prices")
+"""All together; and without CP-SAT."""
+FEW = 80
+"""Units of a graph of which each is decided for itself; of larger ones what prices decide alike goes together."""
+MOST_GROUPS = 400
+"""That CP-SAT decides on, where units go together."""
+_PRICES_SHARE, _FILL_SHARE = 0.4, 0.2
+"""Of the time goes to prices, and of what is left to filling up."""
+
+
+class NoRoomError(IrparError):
+    """Nothing fits.
+
+    Attributes:
+        least: the bytes that fit at the least.
+    """
+
+    def __init__(self, limit: int, least: int) -> None:
+        self.least = least
+        super().__init__(
+            f"nothing that runs holds at most {limit:,} bytes ({bytes_text(limit)}) on the device",
+            notes=(f"with all on the host that can be there it holds {least:,} bytes ({bytes_text(least)})",),
+            do=f"give a limit of at least {least:,} bytes, or pin less to the device",
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """An assignment.
+
+    Attributes:
+        on_device: of each unit whether it is on the device.
+        outcome: what that comes to.
+        bound: nothing that fits costs less.
+        plain: the cheapest where there is no limit.
+        method: what found it: cut, prices or cp-sat.
+    """
+
+    on_device: Assignment
+    outcome: Outcome
+    bound: int
+    plain: Assignment
+    method: str
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing that fits costs less."""
+        return self.bound >= self.outcome.cost
+
+    @property
+    def gap(self) -> float:
+        """The share of the cost that something better could save at most."""
+        return max(0.0, 1 - self.bound / self.outcome.cost) if self.outcome.cost else 0.0
+
+
+def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto", seconds: float = 5) -> Found:
+    """The cheapest assignment as far as time allows; the optimum where it keeps the limit by itself, or there is none.
+
+    Args:
+        graph: it.
+        limit: bytes that the device may hold; None: as many as there are.
+        method: one of METHODS.
+        seconds: of search.
+
+    Raises:
+        NoRoomError: nothing fits.
+    """
+    end = time.monotonic() + seconds
+    simulator = Simulator(graph)
+    plain = _tidied(graph, Cut(graph).cheapest())
+    outcome = simulator.outcome(plain)
+    if limit is None or outcome.peak <= limit:
+        return Found(plain, outcome, outcome.cost, plain, "cut")
+    smallest = simulator.smallest
+    least = simulator.outcome(smallest).peak
+    if least > limit:
+        raise NoRoomError(limit, least)
+    found = _by_prices(graph, limit, simulator, plain, end)
+    if method == "auto" and found[0].gap:
+        return _packed(graph, limit, simulator, *found, end)
+    return found[0]
+
+
+def _by_prices(
+    graph: PlacementGraph, limit: int, simulator: Simulator, plain: Assignment, end: float
+) -> tuple[Found, Priced]:
+    """The best of what prices led to, filled up."""
+    now = time.monotonic()
+    smallest = simulator.smallest
+    known = smallest, simulator.outcome(smallest)
+    priced = price(graph, limit, simulator, known, now + (end - now) * _PRICES_SHARE)
+    outcomes = {each: simulator.outcome(each) for each in priced.assignments}
+    best, outcome = min(
+        (known, *((each, then) for each, then in outcomes.items() if then.peak <= limit)),
+        key=lambda each: each[1].cost,
+    )
+    now = time.monotonic()
+    best, outcome = filled(graph, simulator, best, plain, limit, now + (end - now) * _FILL_SHARE)
+    best = _tidied(graph, best)
+    outcome = simulator.outcome(best)
+    return Found(best, outcome, min(outcome.cost, int(priced.bound)), plain, "prices"), priced
+
+
+def _packed(graph: PlacementGraph, limit: int, simulator: Simulator, known: Found, priced: Priced, end: float) -> Found:
+    """What CP-SAT makes of it; what is known where that is no better."""
+    is_whole = len(graph.units) <= FEW
+    others = sorted(priced.assignments, key=lambda each: abs(simulator.outcome(each).peak - limit))
+    numbers = list(range(len(graph.units))) if is_whole else _groups(graph, (known.on_device, *others))
+    count = max(numbers) + 1
+    small = graph if is_whole else graph.merged(numbers, count)
+    begin = dict(zip(numbers, known.on_device, strict=True))
+    packed = pack(
+        small,
+        limit,
+        end - time.monotonic(),
+        tuple(begin[number] for number in range(count)),
+        None if is_whole else (*priced.times, known.outcome.at),
+    )
+    bound = max(known.bound, packed.bound) if is_whole else known.bound
+    best = known
+    if packed.assignment is not None:
+        chosen = _tidied(graph, tuple(packed.assignment[number] for number in numbers))
+        outcome = simulator.outcome(chosen)
+        if outcome.cost < known.outcome.cost:
+            best = Found(chosen, outcome, bound, known.plain, "cp-sat")
+        if is_whole and packed.proven:
+            bound = best.outcome.cost
+    return replace(best, bound=min(bound, best.outcome.cost))
+
+
+def _groups(graph: PlacementGraph, assignments: Sequence[Assignment]) -> list[int]:
+    """Of each unit the number of those that it goes with: units that assignments place alike, and that values connect.
+
+    What is the same in all goes together, connected or not. The first assignment counts, and as many of those behind it
+    as leave few groups.
+    """
+    best = [0] * len(graph.units)
+    for count in range(1, len(assignments) + 1):
+        told = list(zip(*assignments[:count], strict=True))
+        numbers = [1 if all(each) else 0 for each in told]
+        groups = parts(graph, [each if any(each) and not all(each) else () for each in told])
+        if count > 2 and len(groups) > MOST_GROUPS:
+            break
+        for number, group in enumerate(groups):
+            for unit in group:
+                numbers[unit] = number + 2
+        best = numbers
+    # Numbers are dense even where nothing is always on one side.
+    dense = {number: place for place, number in enumerate(dict.fromkeys(best))}
+    return [dense[number] for number in best]
+
+
+def _tidied(graph: PlacementGraph, on_device: Assignment) -> Assignment:
+    """The same, but that what no node makes lies on the host where only nodes there read it."""
+    busy = {value.unit for value in graph.values if value.made != BEFORE}
+    busy.update(unit for value in graph.values for _, unit in value.reads if unit != value.unit)
+    near = {value.unit for value in graph.values if any(on_device[unit] for _, unit in value.reads)}
+    read = {value.unit for value in graph.values if value.reads}
+    idle = [
+        unit.host == 0 and unit.device == 0 and number in read and number not in busy and number not in near
+        for number, unit in enumerate(graph.units)
+    ]
+    return tuple(where and not alone for where, alone in zip(on_device, idle, strict=True))

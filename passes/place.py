@@ -1,0 +1,202 @@
+"""place: nodes on the host or on the device, with copies between their memories."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from irpar.analysis.cost.model import FEMTOSECONDS
+from irpar.analysis.cost.network import Network
+from irpar.analysis.cost.network_lookup import network_of
+from irpar.analysis.memory.liveness import peak, value_bytes
+from irpar.analysis.placement import Found, NoRoomError, PlacementGraph, solve
+from irpar.analysis.placement.of_program import Program, of_program
+from irpar.analysis.placement.pins import Pins
+from irpar.analysis.placement.reasons import Reasons
+from irpar.analysis.placement.rewriting import write
+from irpar.analysis.recompute.costs import ASSUMED, Costs
+from irpar.ir import Module, Node
+from irpar.ir.clone import clone_graph
+from irpar.ops.memory_copies import copied_bytes, copies_of
+from irpar.pass_manager import Pass, PassResult, format_pass
+from irpar.pass_manager.memory_limit import peak_bytes
+from irpar.sharding import IrparError
+from irpar.units import bytes_text, count_text, seconds_text
+
+__all__ = ["Place"]
+
+GIGABYTE = 10**9
+_MOST_TRIES = 4
+"""How often a limit is lowered where the program then holds more than its placement graph says."""
+_TRY_SHARE = 0.6
+"""Of the time that is left goes to each try but the last."""
+_LEAST_SECONDS = 0.2
+"""That a search gets, even where time has run out."""
+
+
+@dataclass(frozen=True)
+class Place(Pass):
+    """Let each node run on the host or on the device, and copy between their memories what the other side reads.
+
+    Before: local view, the order that of execution. After: the same values in the same order; nodes on the host say
+    `place=host`, weights and state lie where they are read and replaced, each value is copied once in each direction.
+    With a limit no rank's device holds more, which later passes keep: it is the module's memory limit then.
+
+    What is not pinned is where the sum of all nodes and copies takes least time, none beside another: a minimal cut;
+    where the device has no room for that, by prices on bytes and by CP-SAT (`irpar.analysis.placement`). The device has
+    the room of the option, else that of the module's memory limit, else that of the network's device.
+
+    Options:
+        host: scopes, nodes, weights or inputs of the model that are on the host, or globs of them.
+        device: the same on the device.
+        rest: where the others are: auto, where the step takes least time; device.
+        limit_gb: what a device may hold, in GB.
+        network: a preset or a network file's text that knows the host and the link to it; by default the module's.
+        seconds: of search, for all programs together.
+    """
+
+    name = "place"
+    host: tuple[str, ...] = ()
+    device: tuple[str, ...] = ()
+    rest: Literal["auto", "device"] = "auto"
+    limit_gb: float = 0
+    network: str = ""
+    seconds: float = 10
+
+    def run(self, module: Module) -> PassResult:
+        """Rewrite the programs.
+
+        Raises:
+            IrparError: an option does not fit, or what is pinned cannot be there.
+            NoRoomError: nothing fits the limit.
+        """
+        self._check(module)
+        network = self._network(module)
+        limit = self._limit(module, network)
+        pins = Pins(self.host, self.device, self.rest == "auto", format_pass(self))
+        before, known_limit = peak_bytes(module), module.memory_limit
+        placed = self._placed(module, network, limit, pins)
+        for program, found in placed:
+            write(program, found.on_device, Reasons(program, found, pins.of(program)))
+        if self.limit_gb:
+            module.memory_limit = limit
+        is_changed = any(not all(found.on_device) for _, found in placed)
+        if not is_changed:
+            note = f"all is on the device, which holds {bytes_text(before)}"
+            return PassResult(module.memory_limit != known_limit, notes=(note,))
+        return PassResult(True, notes=_notes(placed, before, peak_bytes(module)), statistics=_statistics(module))
+
+    def _check(self, module: Module) -> None:
+        where = format_pass(self)
+        if not module.is_local:
+            raise IrparError("place needs the local view", where=where, do="run it after localize")
+        if not 0 <= self.limit_gb < math.inf:
+            raise IrparError("the limit of place is no size", where=where, do="give GB above 0: limit-gb=24")
+        if not 0 < self.seconds < math.inf:
+            raise IrparError("place needs time to search", where=where, do="give seconds above 0")
+        if any(True for graph in module.graphs for _ in copies_of(graph)):
+            raise IrparError(
+                "the module has copies between memories already", where=where, do="run place once, before store"
+            )
+
+    def _network(self, module: Module) -> Network:
+        """The network by which nodes and copies take time.
+
+        Raises:
+            IrparError: it does not know both sides.
+        """
+        network = network_of(self.network or module.network)
+        if not self.network and not network.knows_seconds:
+            network = network_of(ASSUMED)
+        missing = [
+            what
+            for what, known in (("device", network.device), ("host", network.host), ("host_link", network.host_link))
+            if known is None
+        ]
+        if missing:
+            raise IrparError(
+                f"the network {network.name} says nothing of {' and '.join(missing)}, so nobody knows what is faster",
+                where=format_pass(self),
+                do=f"name a network that does, such as {ASSUMED}, or write device, host and host_link into its file",
+            )
+        return network
+
+    def _limit(self, module: Module, network: Network) -> int | None:
+        if self.limit_gb:
+            limit = round(self.limit_gb * GIGABYTE)
+            return min(limit, module.memory_limit or limit)
+        return module.memory_limit or network.memory
+
+    def _placed(self, module: Module, network: Network, limit: int | None, pins: Pins) -> list[tuple[Program, Found]]:
+        """The programs, and where their units are; those that are the same are searched once."""
+        cost_of = Costs(module, network).of_node
+        programs = [of_program(graph, cost_of, network) for graph in module.graphs]
+        pins.check(programs)
+        end = time.monotonic() + self.seconds
+        known: dict[PlacementGraph, Found] = {}
+        placed = []
+        for number, program in enumerate(programs):
+            pinned = pins.pinned(program)
+            found = known.get(pinned)
+            if found is None:
+                now = time.monotonic()
+                until = now + max(_LEAST_SECONDS, (end - now) / (len(programs) - number))
+                found = known[pinned] = _fitting(program, pinned, limit, until)
+            placed.append((program, found))
+        return placed
+
+
+def _fitting(program: Program, pinned: PlacementGraph, limit: int | None, end: float) -> Found:
+    """Where units are so that the device holds at most so much, by the liveness of the program itself.
+
+    Args:
+        program: it.
+        pinned: its placement graph, with what is pinned.
+        limit: bytes.
+        end: when to stop, by `time.monotonic`.
+    """
+    tried = limit
+    for number in range(_MOST_TRIES):
+        now = time.monotonic()
+        left = max(_LEAST_SECONDS, end - now)
+        found = solve(pinned, tried, seconds=left if number + 1 == _MOST_TRIES else left * _TRY_SHARE)
+        if limit is None or tried is None:
+            return found
+        held = _held_after(program, found)
+        if held <= limit:
+            return found
+        tried -= held - limit
+    raise NoRoomError(limit or 0, held)
+
+
+def _held_after(program: Program, found: Found) -> int:
+    """What the device holds once a program runs as placed."""
+    trial = clone_graph(program.source)
+    write(program.of_clone(trial), found.on_device)
+    return peak(trial).total_bytes
+
+
+def _notes(placed: Sequence[tuple[Program, Found]], before: int, after: int) -> tuple[str, ...]:
+    """What is where, what is copied, and how good that is; of the program that takes longest."""
+    program, found = max(placed, key=lambda each: each[1].outcome.cost)
+    near = [found.on_device[unit] for thing, unit in program.unit_of.items() if isinstance(thing, Node)]
+    outcome = found.outcome
+    lies = sum(
+        value_bytes(value) for value in (*program.source.constants, *program.source.states) if value.memory == "host"
+    )
+    return (
+        f"{count_text(near.count(False), 'node')} of {len(near):,} on the host, where {bytes_text(lies)} of weights "
+        f"and state lie: the device holds {bytes_text(after)} instead of {bytes_text(before)}",
+        f"a step copies {bytes_text(outcome.to_device)} to the device and {bytes_text(outcome.to_host)} to the host, "
+        f"and takes {seconds_text(outcome.cost / FEMTOSECONDS)}, one thing after the other",
+        f"by {found.method}: nothing is faster"
+        if found.proven
+        else f"by {found.method}: at most {100 * found.gap:.1f} % of that could be saved",
+    )
+
+
+def _statistics(module: Module) -> dict[str, int | float]:
+    copies = [node for graph in module.graphs for node in copies_of(graph)]
+    hosted = sum(node.place == "host" for graph in module.graphs for node in graph)
+    return {"nodes on the host": hosted, "copies": len(copies), "copied bytes": sum(map(copied_bytes, copies))}

@@ -1,0 +1,54 @@
+"""Placement against all assignments."""
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from irpar.analysis.placement import NoRoomError, solve
+from tests.budget import budget
+
+from .graphs import all_outcomes, random_graph
+
+GRAPHS = 500
+MOST_NODES = 12
+SHARES = (0, 0.3, 0.7)
+"""Of the way from what must be held at least to what the cheapest assignment holds."""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_that_fits_costs_less(seed: int) -> None:
+    _check(Random(seed), most_nodes=7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(budget(GRAPHS)))
+def test_nothing_that_fits_costs_less_in_many_graphs(seed: int) -> None:
+    _check(Random(f"many {seed}"), MOST_NODES)
+
+
+def _check(random: Random, most_nodes: int) -> None:
+    graph = random_graph(random, random.randint(1, most_nodes))
+    cost, peak = all_outcomes(graph)
+    plain = solve(graph)
+    assert (plain.outcome.cost, plain.proven) == (cost.min(), True)
+    least, most = int(peak.min()), plain.outcome.peak
+    for limit in {least + round(share * (most - least)) for share in SHARES}:
+        found = solve(graph, limit, seconds=60)
+        assert found.outcome.cost == cost[peak <= limit].min()
+        assert found.outcome.peak <= limit
+        assert found.proven
+    by_prices = solve(graph, least, "prices")
+    assert by_prices.bound <= cost[peak <= least].min() <= by_prices.outcome.cost
+    with pytest.raises(NoRoomError, match=f"holds {least:,} bytes") as told:
+        solve(graph, least - 1)
+    assert told.value.least == least
+
+
+@pytest.mark.parametrize("seed", range(budget(64, least=2)))
+def test_what_is_found_is_what_it_says(seed: int) -> None:
+    random = Random(f"outcome {seed}")
+    graph = random_graph(random, 6)
+    cost, peak = all_outcomes(graph)
+    outcome = solve(graph, int(np.median(peak)) if np.median(peak) >= peak.min() else None).outcome
+    assert ((cost == outcome.cost) & (peak == outcome.peak)).any()
