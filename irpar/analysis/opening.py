@@ -10,6 +10,7 @@ from irpar.analysis.types.type_merge import merge
 from irpar.ir import COMMUNICATION, Builder, Function, Module, Node, Value, clone_module
 from irpar.ir.instantiate import body_of_call
 from irpar.ops.effects import is_compute, schema_of
+from irpar.ops.memory_copies import node_place
 from irpar.sharding import IrparError
 
 from .layers.record import LayerOrder, LayerRecord
@@ -73,6 +74,8 @@ def _open(call: Node, opsets: dict[str, int], places: ConstantPlaces, layers: La
         graph.names.release(value)
     inner = {value for nested in body.graphs() for value in nested.values()} - set(body.inputs)
     for value in inner:
+        # All that is in a function is where its call is.
+        value.memory = node_place(call)
         # A value without a source of its own stands for none in the imported model.
         if value.source and record is None:
             value.source = _joined(call.source, value.source)

@@ -296,7 +296,9 @@ class ModelWriter:
 
     def copy(self, output: Output, protos: Any) -> None:
         """Append the Identity that makes a copy."""
-        protos.add(op_type="Identity", input=[self.name(output.value)], output=[output.name])
+        made = protos.add(op_type="Identity", input=[self.name(output.value)], output=[output.name])
+        if output.value.memory == "host":
+            self.metadata(made, {"irpar.place": "host"})
 
     # -- values ----------------------------------------------------------------------------------------------------
 

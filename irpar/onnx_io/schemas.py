@@ -76,8 +76,38 @@ def _schema(name: str, op: CollectiveOp) -> defs.OpSchema:
     return schema
 
 
+def _copy_schema(name: str, does: str, to: bool = True) -> defs.OpSchema:
+    """The schema of a copy between memories of a rank, or of the wait for one: a copy in flight has the type of it."""
+    kinds = defs.OpSchema.AttrType
+    attributes = [defs.OpSchema.Attribute("id", kinds.INT, "its number in the plan", required=False)]
+    if to:
+        attributes.append(defs.OpSchema.Attribute("to", kinds.STRING, "device, host or disk", required=True))
+    schema = defs.OpSchema(
+        name,
+        DOMAIN,
+        IRPAR_OPSET,
+        does,
+        inputs=[defs.OpSchema.FormalParameter("x", "T", "what is copied")],
+        outputs=[defs.OpSchema.FormalParameter("y", "T", "the same, elsewhere")],
+        type_constraints=[("T", _ALL_TENSORS, "any tensor")],
+        attributes=attributes,
+    )
+    schema.set_type_and_shape_inference_function(_inference(()))
+    return schema
+
+
+_COPIES = (
+    _copy_schema("Copy", "Copies a tensor to another memory of the rank."),
+    _copy_schema("CopyStart", "Begins to copy a tensor to another memory of the rank; Wait gives the copy."),
+    _copy_schema("Wait", "Gives what was begun.", to=False),
+)
+
+
 def register() -> None:
     """Tell onnx of irpar's operators, once in a process."""
+    for schema in _COPIES:
+        if not defs.has(schema.name, DOMAIN):
+            defs.register_schema(schema)
     for name, op in COLLECTIVES.items():
         if not defs.has(name, DOMAIN):
             defs.register_schema(_schema(name, op))

@@ -9,14 +9,14 @@ or, beside what else the rank does,
 
 A node computes on the device, or on the host where it, or a node in whose body it stands, says `place=host`. It reads
 values of the memory that it computes in, and its results lie there; a node that reads sizes alone (`OpDef.reads_sizes`)
-reads those of any value. Communication takes place on the device. What lies on a disk is only copied. The bodies of an
-If, a Loop or a Scan begin and end with values that lie where those of the node do; conditions and the number of trips
-are read wherever they lie. In a function all is where its call is.
+reads those of any value but on a disk. Communication takes place on the device. What lies on a disk is only copied. The
+bodies of an If, a Loop or a Scan begin and end with values that lie where those of the node do; conditions and the
+number of trips are read wherever they lie. In a function all is where its call is.
 
 Copies have ids of their own, beside those of communication.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -39,7 +39,7 @@ from irpar.ir import (
 )
 from irpar.ops.gradients.refused import PARTITIONED
 
-from .bodies import has_open_bodies, is_numbered
+from .bodies import has_open_bodies, is_numbered, reached
 from .coords import root_of
 from .effects import is_communication
 from .facts import CannotTellError, needed, tensor_of
@@ -62,6 +62,12 @@ def where_around(node: Node) -> Place:
     """Where the nodes compute in whose bodies a node stands."""
     holder = None if node.graph is None else node.graph.parent
     return "device" if holder is None else node_place(holder)
+
+
+def reads_sizes_alone(value: Value, nodes: Iterable[Node]) -> bool:
+    """Whether nodes read nothing of a value but its sizes, whatever bodies they hold."""
+    readers = (inner for node in nodes for inner in reached(node) if value in inner.inputs)
+    return value.memory != "disk" and all(traits(reader).reads_sizes for reader in readers)
 
 
 def put(node: Node, place: Place) -> None:
@@ -298,13 +304,12 @@ def _space_problems(node: Node) -> Iterator[str]:
     if has_open_bodies(node) and node.place is None:
         yield from _boundary_problems(node)
         return
-    if not traits(node).reads_sizes:
-        for value in dict.fromkeys(node.inputs):
-            if value.memory != where:
-                yield (
-                    f"runs on the {where} and reads %{value.name}, which lies {_in(value)}: copy it first, "
-                    f'irpar.Copy(%{value.name}) {{to="{where}"}}'
-                )
+    for value in dict.fromkeys(node.inputs):
+        if value.memory != where and not (traits(node).reads_sizes and value.memory != "disk"):
+            yield (
+                f"runs on the {where} and reads %{value.name}, which lies {_in(value)}: copy it first, "
+                f'irpar.Copy(%{value.name}) {{to="{where}"}}'
+            )
     for value in node.results:
         if value.memory != where:
             yield f"runs on the {where}, but its result %{value.name} lies {_in(value)}"

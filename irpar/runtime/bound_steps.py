@@ -280,6 +280,8 @@ class Bindings:
         unbound = _unbound(parts)
         if len(set(map(len, unbound.values()))) > 1:
             return Bound(unbound)  # Ranks do different things, as in stages of a pipeline.
+        if any(part.tape.has_spaces for part in parts.values()):
+            return Bound(unbound)  # What lies where is told step by step.
         columns = list(zip(*unbound.values(), strict=True))
         small = {column for column in columns if _is_small(column, parts)}
         if sum(sum(map(_made_bytes, column, parts.values())) for column in small) > _MOST_BYTES:

@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 import numpy as np
 
 from irpar.analysis.engines import unknown_nodes
+from irpar.analysis.memory.liveness import memories_of
 from irpar.inputs.dataset import Batch
 from irpar.ir import Module, Value
 from irpar.ops.effects import is_compute
@@ -28,19 +29,22 @@ from .checkpointing import load_blocks, save_blocks
 from .communication import CapturingGroup, Communication
 from .driver import DRIVER, Answer, Driver, Request, StateRequest, abort, serve
 from .engines.arena import Arenas
-from .engines.base import EngineSettings, Results, make_engine
+from .engines.base import Engine, EngineSettings, Results, make_engine
 from .errors import EngineError, ProgramError
 from .given import Given
 from .groups import Group, Messenger, make_group
 from .held_state import BorrowedState, HeldState, first_states, state_specs
+from .instructions import MemoryCopy
 from .launch.environment import World, threads_of_rank
 from .layout import TensorSpec, check_replicas, gather, is_first_holder
 from .lockstep import Lockstep
 from .log import CollectiveLog
-from .memory import run_bytes
-from .prepared import Prepared, Preparer, check_parts, holds
+from .memory import check_memory, run_bytes
+from .prepared import Prepared, Preparer, check_parts, check_spaces, holds
 from .rank_state import RankState
+from .spaces import CopyThread, Spaces
 from .specs import check_inputs, input_specs, output_specs, with_fixed
+from .storage.disk import Disk
 
 
 class Executor:
@@ -108,6 +112,7 @@ class Executor:
         self._has_served = False
         self._group = make_group(group, mesh, timeout) if isinstance(group, str) else group
         self._partition = ""
+        self._opened_disk: Disk | None = None
         with _left_when_failing(self._group, mesh):
             self._prepare(module, engine, parts)
 
@@ -117,7 +122,9 @@ class Executor:
         listed = parts if parts is not None else _parts(module, mesh)
         self.parts = tuple(part for part in listed if not set(part.ranks).isdisjoint(ranks))
         check_parts(self.parts, ranks)
+        check_spaces(self.parts)
         _check_operators(self.parts)
+        self._memories = dict.fromkeys(memory for part in self.parts for memory in memories_of(part.graph))
         graph = self.parts[0].graph
         self.inputs: tuple[TensorSpec, ...] = input_specs(graph)
         self.outputs: tuple[TensorSpec, ...] = output_specs(graph)
@@ -139,7 +146,8 @@ class Executor:
             tf32=self.is_tf32,
             keep_on_device=self._results != "host"
             or self._group.takes_device_arrays
-            or _keeps_state_alone(mesh, self.parts),
+            or _keeps_state_alone(mesh, self.parts)
+            or (mesh.size == 1 and len(self._memories) > 1),
             local_rank=0 if world is None else world.local_rank,
             talks=self._talks,
             # A run reads what the host gets before it gives back the arena.
@@ -147,6 +155,9 @@ class Executor:
             threads=0 if mesh.size == 1 else 1 if len(ranks) > 1 else threads_of_rank(),
         )
         self._engine = make_engine(engine, settings)
+        self._host_engine = self._engine
+        if len(self._memories) > 1:
+            self._host_engine = self._for_host(settings)
         self._device_array = self._engine.device_array if self._results != "host" else None
         if self._results != "host" and (self._device_array is None or mesh.size > 1):
             raise ProgramError(
@@ -155,16 +166,20 @@ class Executor:
             )
         self._threads = min(len(ranks), os.cpu_count() or 1) if self._engine.is_parallel else 1
         what = "all ranks" if len(ranks) == mesh.size else f"rank {', '.join(map(str, ranks))}"
-        needed = run_bytes(self.parts, self._threads, self._engine.writes_over, self._engine.keeps)
         processes = (world and world.local_size) or 1
-        self._engine.check_memory(needed, f"a run of {what} of mesh {mesh} in this process", processes)
+        self._check_memory(f"a run of {what} of mesh {mesh} in this process", processes)
         self._arenas = Arenas(self._engine.arena)
         joins = None if self._talks is None else self._talks.joins
-        self._preparer = Preparer(self.parts, self._engine, joins)
+        self._preparer = Preparer(self.parts, self._engine, self._host_engine, joins)
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
         self._lockstep = Lockstep(self._group, mesh, self._threads)
         self._bindings = Bindings(mesh, self._group, self._lockstep.long_seconds)
+        self._copying = {rank: CopyThread(rank) for rank in ranks if len(self._memories) > 1}
+        self._spaces = {
+            rank: Spaces(rank, self._engine.edge(rank), thread, self._disk, self._note_copy)
+            for rank, thread in self._copying.items()
+        }
         self._driver: Driver | None
         self._turn: AbstractContextManager[Any]
         if self._beside is not None:
@@ -179,10 +194,55 @@ class Executor:
             # The others are let go also where a program ends without closing.
             atexit.register(self.close)
 
+    def _for_host(self, settings: EngineSettings) -> Engine:
+        """What computes on the host: ONNX Runtime, whatever computes on the device.
+
+        Raises:
+            ProgramError: the engine has no memory of its own for what lies on the device.
+        """
+        if self._engine.device_array is not None and not settings.keep_on_device:
+            raise ProgramError(
+                f"{self.mesh.size} ranks in one process do not keep values apart on device and host by the engine "
+                f"{self._engine.name}",
+                do=f"run each rank in a process of its own, {option('group', 'nccl')}, or use "
+                f"{option('engine', 'numpy')}, for which both are accounts of one memory",
+            )
+        if self._engine.name == "ort":
+            return self._engine
+        return make_engine("ort", EngineSettings(settings.opsets, settings.ranks, threads=settings.threads))
+
+    def _check_memory(self, what: str, processes: int) -> None:
+        """Refuse a run that does not fit into memory: that of the device and that of the host, each by itself.
+
+        Raises:
+            OutOfMemoryError: with both figures.
+        """
+        engine = self._engine
+        self._engine.check_memory(
+            run_bytes(self.parts, self._threads, engine.writes_over, engine.keeps), what, processes
+        )
+        if "host" in self._memories:
+            check_memory(run_bytes(self.parts, self._threads, True, memory="host"), f"{what}, on the host,", processes)
+
+    def _disk(self) -> Disk:
+        """What reads and writes for the ranks of this process."""
+        if self._opened_disk is None:
+            self._opened_disk = Disk()
+        return self._opened_disk
+
+    def _note_copy(self, rank: int, copy: MemoryCopy, size: int) -> None:
+        self.log.copies.add(rank, copy, size)
+
+    def _outside(self, rank: int, blocks: Mapping[str, Any]) -> dict[str, Any]:
+        """What a rank holds, as numpy arrays."""
+        edge = self._spaces.get(rank) or self._engine.edge(rank)
+        return {name: edge.outside(block) for name, block in blocks.items()}
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know of how nodes were computed, so far; a line each."""
-        return self._engine.notes
+        disk = () if self._opened_disk is None else self._opened_disk.notes
+        return (*self._engine.notes, *disk)
 
     @property
     def _messenger(self) -> Messenger:
@@ -408,13 +468,9 @@ class Executor:
             self._held.undo(request.session, rank)
             return {}
         if request.what == "save":
-            edge = self._engine.edge(rank)
             held = self._held.read(request.session, rank, [state.spec.name for state in self.states])
-            on_host = {name: edge.outside(block) for name, block in held.items()}
-            return save_blocks(request.path, rank, self.states, self.mesh, on_host)
-        edge = self._engine.edge(rank)
-        held = self._held.read(request.session, rank, request.fetch)
-        return {name: edge.outside(block) for name, block in held.items()}
+            return save_blocks(request.path, rank, self.states, self.mesh, self._outside(rank, held))
+        return self._outside(rank, self._held.read(request.session, rank, request.fetch))
 
     def serve(self) -> None:
         """Run what the driver asks for until it closes; on other ranks than rank 0.
@@ -436,6 +492,7 @@ class Executor:
         self.is_open = False
         if self._evaluation is not None:
             self._evaluation.close()
+        self._close_spaces()
         if self._beside is not None:
             self._lockstep.close()
             return
@@ -449,6 +506,13 @@ class Executor:
             self._driver.close()
         self._lockstep.close()
         self._group.close()
+
+    def _close_spaces(self) -> None:
+        """Let copies end; what lies on disk is gone."""
+        for thread in self._copying.values():
+            thread.close()
+        if self._opened_disk is not None:
+            self._opened_disk.close()
 
     def __enter__(self) -> Self:
         return self
@@ -582,6 +646,7 @@ class Executor:
                 self._arenas.take(rank, part.tape.arena_bytes, part.tape.layout),
                 partial(self._held.let_go, session, rank) if session else None,
                 bound.steps[rank],
+                self._spaces.get(rank),
             )
             for part in prepared.parts
             for rank in part.part.ranks
@@ -606,7 +671,7 @@ class Executor:
         ):
             return prepared
         self._talks, is_own = None, prepared is self._prepared
-        self._preparer = Preparer(self.parts, self._engine)
+        self._preparer = Preparer(self.parts, self._engine, self._host_engine)
         self._prepared, self._fetched = self._preparer.prepare(), None
         return self._prepared if is_own else prepared
 

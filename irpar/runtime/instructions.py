@@ -1,16 +1,16 @@
-"""The instructions of a rank's program: of the main program and of the bodies in it alike.
-
-What copies between memories has no instruction yet: nothing makes such nodes.
-"""
+"""The instructions of a rank's program: of the main program and of the bodies in it alike."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from irpar.ir import Function, Graph, Node, Value
+from irpar.ir import Function, Graph, Memory, Node, Place, Value
 from irpar.ops.effects import goes_to_group
+from irpar.ops.facts import int_attribute
+from irpar.ops.memory_copies import node_place, source_memory, target_memory
 
 from .called_functions import called_functions
+from .errors import ProgramError
 from .groups.base import Collective
 
 
@@ -37,6 +37,11 @@ class Segment:
     outputs: tuple[Value, ...]
     over: Mapping[Value, Value] = field(default_factory=dict)
     steady: frozenset[Value] = frozenset()
+
+    @property
+    def place(self) -> Place:
+        """Where it is computed."""
+        return node_place(self.nodes[0])
 
     @property
     def communicates(self) -> bool:
@@ -113,6 +118,74 @@ class Start:
 @dataclass(frozen=True, eq=False)
 class Wait:
     """Wait for a collective that was started."""
+
+    inflight: Value
+    result: Value
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return (self.inflight,)
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return (self.result,)
+
+
+@dataclass(frozen=True)
+class MemoryCopy:
+    """What is copied between memories of a rank.
+
+    Attributes:
+        id: its id in the program.
+        source, target: the memories.
+        label: what messages call it.
+    """
+
+    id: int
+    source: Memory
+    target: Memory
+    label: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, node: Node) -> "MemoryCopy":
+        """Read a node.
+
+        Raises:
+            ProgramError: it has no id.
+        """
+        if "id" not in node.attributes:
+            raise ProgramError(
+                f"a copy to the {target_memory(node)} has no id", where=node.label, do="run group-segments first"
+            )
+        text = f"%{node.result.name} = {node.op_type}(%{node.inputs[0].name})"
+        return cls(int_attribute(node, "id"), source_memory(node), target_memory(node), text)
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """Copy a value to another memory."""
+
+    copy: MemoryCopy
+    operand: Value
+    result: Value
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return (self.operand,)
+
+    @property
+    def writes(self) -> tuple[Value, ...]:
+        return (self.result,)
+
+
+@dataclass(frozen=True, eq=False)
+class StartCopy(Copy):
+    """Let a copy begin; its result is in flight until it is waited for."""
+
+
+@dataclass(frozen=True, eq=False)
+class WaitCopy:
+    """Wait for a copy that was started."""
 
     inflight: Value
     result: Value
@@ -216,7 +289,7 @@ class Call:
         return dict(zip(inside, (*self.reads, *self.writes), strict=True))
 
 
-Instruction = Compute | Communicate | Start | Wait | Free | Commit | Branch | Loop | Call
+Instruction = Compute | Communicate | Start | Wait | Copy | StartCopy | WaitCopy | Free | Commit | Branch | Loop | Call
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from irpar.ir import dtype_of_numpy
 from irpar.ops.collectives import KINDS
 
 from .groups.base import Call, Collective
+from .instructions import MemoryCopy
 
 
 class Record(NamedTuple):
@@ -30,6 +31,74 @@ class Record(NamedTuple):
     axes: tuple[str, ...]
 
 
+class CopyRecord(NamedTuple):
+    """One executed copy between memories.
+
+    Attributes:
+        id: the copy's id in the program.
+        source, target: the memories.
+        bytes: the largest over the ranks.
+    """
+
+    id: int
+    source: str
+    target: str
+    bytes: int
+
+
+class CopyLog:
+    """Copies between memories in order of execution; the same of several ranks make one record together."""
+
+    def __init__(self) -> None:
+        self._records: list[CopyRecord] = []
+        self._times: dict[tuple[int, int], int] = {}
+        self._places: dict[tuple[int, int], int] = {}
+
+    def add(self, rank: int, copy: MemoryCopy, size: int) -> None:
+        """Note that a rank copied so many bytes."""
+        self.add_record(rank, CopyRecord(copy.id, copy.source, copy.target, size))
+
+    def add_record(self, rank: int, record: CopyRecord) -> None:
+        """Note a copy of a rank."""
+        time = self._times.get((rank, record.id), 0)
+        self._times[rank, record.id] = time + 1
+        place = self._places.get((record.id, time))
+        if place is None:
+            self._places[record.id, time] = len(self._records)
+            self._records.append(record)
+        elif record.bytes > self._records[place].bytes:
+            self._records[place] = record
+
+    def __iter__(self) -> Iterator[CopyRecord]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of all of them."""
+        return sum(record.bytes for record in self._records)
+
+    def differences(self, plan: Sequence[Mapping[str, Any]]) -> list[str]:
+        """How the log differs from the `copies` of plan.json, a line each; empty where they agree."""
+        planned = {entry["id"]: CopyRecord(entry["id"], entry["from"], entry["to"], entry["bytes"]) for entry in plan}
+        found = []
+        counts: dict[int, int] = {}
+        for record in self._records:
+            counts[record.id] = counts.get(record.id, 0) + 1
+            expected = planned.get(record.id)
+            if expected is None:
+                found.append(f"copy id={record.id} was executed but is not in the plan")
+            elif expected != record:
+                found.append(f"copy id={record.id}: the plan has {expected[1:]}, executed was {record[1:]}")
+        for entry in plan:
+            times, done = entry["times"], counts.get(entry["id"], 0)
+            if times is not None and times != done:
+                found.append(f"copy id={entry['id']} was executed {done} times, the plan has {times}")
+        return found
+
+
 Entry = tuple[int, Collective, np.dtype[Any], int]
 """A rank, what it took part in, and its operand's dtype and elements: all that ranks which run have time to note."""
 
@@ -39,16 +108,20 @@ class CollectiveLog:
 
     Args:
         before: the log of the run before, where there was one: most runs do what the one before did.
+
+    Attributes:
+        copies: of the same run, between memories of a rank.
     """
 
     def __init__(self, before: "CollectiveLog | None" = None) -> None:
         self._entries: list[Entry] = []
-        self._texts: list[tuple[int, str]] = []
+        self._told_by: list[tuple[int, list[list[Any]]]] = []
         self._records: list[Record] = []
         self._recorded = 0
         self._times: dict[tuple[int, int], int] = {}
         self._places: dict[tuple[int, int], int] = {}
         self._told: tuple[list[Entry], str] = before._told if before is not None else ([], "[]")
+        self.copies = CopyLog()
 
     def add(self, call: Call) -> None:
         """Note that a rank took part in a collective."""
@@ -63,20 +136,23 @@ class CollectiveLog:
         """What this process has logged, as another one's log takes it (`add_text`)."""
         if self._told[0] != self._entries:
             self._told = list(self._entries), json.dumps([_record(entry) for entry in self._entries])
-        return self._told[1]
+        return f"[{self._told[1]}, {json.dumps(list(self.copies))}]"
 
     def add_text(self, rank: int, text: str) -> None:
         """Add what another process logged of a rank."""
-        self._texts.append((rank, text))
+        collectives, copies = json.loads(text)
+        self._told_by.append((rank, collectives))
+        for id_, source, target, size in copies:
+            self.copies.add_record(rank, CopyRecord(id_, source, target, size))
 
     def _settled(self) -> list[Record]:
         """The records, those of all that was added."""
         for entry in self._entries[self._recorded :]:
             self._add(entry[0], _record(entry))
         self._recorded = len(self._entries)
-        texts, self._texts = self._texts, []
-        for rank, text in texts:
-            for id_, kind, dtype, size, axes in json.loads(text):
+        told, self._told_by = self._told_by, []
+        for rank, records in told:
+            for id_, kind, dtype, size, axes in records:
                 self._add(rank, Record(id_, kind, dtype, size, tuple(axes)))
         return self._records
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from irpar.analysis.memory.liveness import bytes_at_rest, peak, uses_of, value_bytes
+from irpar.analysis.memory.liveness import bytes_at_rest, bytes_in, peak, uses_of
 from irpar.analysis.memory.replaced import written_over
 from irpar.analysis.memory.scratch import most_scratch
-from irpar.ir import Graph, Node, plain_attribute, tensor_type
+from irpar.ir import Graph, Memory, Node, plain_attribute, tensor_type
 from irpar.kernels import lookup
 from irpar.output.parts import Part
 from irpar.sharding import IrparError, option
@@ -102,8 +102,10 @@ def _group_limit() -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def run_bytes(parts: Sequence[Part], threads: int, writes_over: bool, keeps: bool = False) -> int:
-    """What all ranks hold at once in this process, estimated by liveness.
+def run_bytes(
+    parts: Sequence[Part], threads: int, writes_over: bool, keeps: bool = False, memory: Memory = "device"
+) -> int:
+    """What all ranks hold at once of a memory in this process, estimated by liveness.
 
     Ranks of a part share its weights. All ranks hold what they have while they wait for each other, and as many as
     there are threads compute, each of which may be where it holds the most.
@@ -114,20 +116,21 @@ def run_bytes(parts: Sequence[Part], threads: int, writes_over: bool, keeps: boo
         writes_over: whether what replaces state is written over it; else a second copy is there meanwhile.
         keeps: whether kernels keep what they make of constants, once for all ranks of a part, and take scratch, once
             for each that computes.
+        memory: that of the device, or of the host.
     """
     total = 0
     extra: list[int] = []
     scratch = 0
     for part in parts:
         uses = uses_of(part.graph)
-        most, rest = peak(part.graph, uses), bytes_at_rest(part.graph, uses)
+        most, rest = peak(part.graph, uses, memory), bytes_at_rest(part.graph, uses, memory)
         total += most.constant_bytes + rest * len(part.ranks)
         if keeps:
             total += kept_bytes(part.graph)
             scratch = max(scratch, most_scratch(part.graph))
         extra.extend([most.activation_bytes - rest] * len(part.ranks))
         if not writes_over:
-            total += sum(map(value_bytes, written_over(part.graph))) * len(part.ranks)
+            total += sum(bytes_in(value, memory) for value in written_over(part.graph)) * len(part.ranks)
     return total + scratch * threads + sum(heapq.nlargest(threads, (size for size in extra if size > 0)))
 
 

@@ -11,7 +11,9 @@ from irpar.analysis.types.node_checks import check_node
 from irpar.ir import DOMAIN, ExternalTensor, Module
 from irpar.onnx_io import check_external, load
 from irpar.ops import called_communication
+from irpar.ops.bodies import waits_for_copy
 from irpar.ops.collectives import KINDS, check_collective
+from irpar.ops.memory_copies import copies_of, copy_problems, is_copy
 from irpar.output.checksums import read_sums, sums_file
 from irpar.output.fingerprint import fingerprint, whole_digest
 from irpar.output.parts import Part
@@ -22,6 +24,7 @@ from irpar.output.writer import PART, PARTITION
 from irpar.sharding import IrparError, Mesh, listed, option
 
 from .errors import ProgramError, RunError
+from .instructions import MemoryCopy
 from .specs import input_specs, output_specs
 
 _COPY_AGAIN = "copy the folder again (or unpack the pack again) from where it was written, or partition the model again"
@@ -285,6 +288,7 @@ def check_pieces(folder: Path, plan: Plan, modules: Mapping[int, Module]) -> Non
         _check_interface(folder, plan, entry["model"], module)
         _check_nodes(folder, entry["model"], module)
     _check_collectives(folder, plan, modules)
+    _check_copies(folder, plan, modules)
 
 
 def _check_nodes(folder: Path, name: str, module: Module) -> None:
@@ -306,7 +310,7 @@ def _check_collectives(folder: Path, plan: Plan, modules: Mapping[int, Module]) 
         name = plan.parts[index]["model"]
         for node in module.graph.walk():
             (inner,) = called_communication(node)[:1] or (node,)
-            if inner.domain != DOMAIN:
+            if inner.domain != DOMAIN or is_copy(inner) or waits_for_copy(inner):
                 continue
             where = f"{folder}, {name}, node {node.label}"
             kind = KINDS.get(inner.op_type)
@@ -325,6 +329,27 @@ def _check_collectives(folder: Path, plan: Plan, modules: Mapping[int, Module]) 
     missing = sorted(planned.keys() - seen)
     if missing and len(modules) == len(plan.parts):
         raise _stray(folder, f"no part has collective {missing[0]} of plan.json")
+
+
+def _check_copies(folder: Path, plan: Plan, modules: Mapping[int, Module]) -> None:
+    """Check each copy between memories by itself, and that the parts have those of the plan."""
+    planned = {entry["id"]: (entry["from"], entry["to"]) for entry in plan.copies}
+    seen: set[int] = set()
+    for index, module in modules.items():
+        for node in copies_of(module.graph):
+            where = f"{folder}, {plan.parts[index]['model']}, node {node.label}"
+            problem = next(copy_problems(module, node), None)
+            if problem is not None:
+                raise ProgramError(f"{node.operator} {problem}", where=where, do=_COPY_AGAIN)
+            copy = MemoryCopy.of(node)
+            if planned.get(copy.id) != (copy.source, copy.target):
+                said = "{} to {}".format(*planned[copy.id]) if copy.id in planned else "none of that id"
+                what = f"plan.json has {said}: copy {copy.id} from {copy.source} to {copy.target}"
+                raise ProgramError(what, where=where, do=_COPY_AGAIN)
+            seen.add(copy.id)
+    missing = sorted(planned.keys() - seen)
+    if missing and len(modules) == len(plan.parts):
+        raise _stray(folder, f"no part has copy {missing[0]} of plan.json")
 
 
 def _check_model(folder: Path, plan: Plan, index: int, module: Module) -> None:

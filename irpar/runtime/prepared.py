@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from irpar.ir import Function, Graph, Node, Value
+from irpar.ir import Function, Graph, Node, Place, Value
 from irpar.ops.coords import COORDS
+from irpar.ops.memory_copies import space_problems
 from irpar.output.parts import Part
 from irpar.sharding import IrparError, nearest_names
 
 from .engines.arena import ArenaLayout
 from .engines.base import CompiledSegment, Constants, Engine
-from .errors import InputError
+from .errors import InputError, ProgramError
 from .instructions import Program, Segment
 from .layout import TensorSpec
 from .program import build_program
@@ -115,12 +116,15 @@ class Preparer:
     Args:
         parts: of the ranks of this process.
         engine: what compiles.
+        host: what compiles what is computed on the host.
         joins: see `build_program`; not for programs of which values are fetched, which other ranks may not have.
     """
 
-    def __init__(self, parts: Sequence[Part], engine: Engine, joins: Callable[[Node], bool] | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[Part], engine: Engine, host: Engine, joins: Callable[[Node], bool] | None = None
+    ) -> None:
         self._parts = tuple(parts)
-        self._engine = engine
+        self._engines: dict[Place, Engine] = {"device": engine, "host": host}
         self._joins = joins
         self._constants = tuple(Constants(part) for part in self._parts)
         self._base: dict[Key, CompiledSegment] = {}
@@ -152,10 +156,10 @@ class Preparer:
                     part.graph,
                     extra,
                     functions,
-                    writes_over=self._engine.writes_over,
+                    writes_over=self._engines["device"].writes_over,
                     joins=None if fetched else self._joins,
                 )
-                layouts[part.graph] = self._engine.layout(program)
+                layouts[part.graph] = self._engines["device"].layout(program)
             compiled = {segment: self._compile(part, segment, constants, known) for segment in program.segments}
             parts.append(PreparedPart(part, program, constants, Tape(program, compiled, layouts[part.graph])))
         return Prepared(tuple(parts), fetched)
@@ -166,7 +170,7 @@ class Preparer:
         key = (part.index, segment.nodes, segment.outputs, frozenset(segment.over))
         found = known.get(key)
         if found is None:
-            found = known[key] = self._engine.compile(segment, constants)
+            found = known[key] = self._engines[segment.place].compile(segment, constants)
         return found
 
 
@@ -213,6 +217,21 @@ def holds(graphs: Sequence[Graph], name: str, sharding: str) -> bool:
     except InputError:
         return False
     return any(str(value.sharding) == sharding for value in found.values())
+
+
+def check_spaces(parts: Sequence[Part]) -> None:
+    """Refuse programs whose nodes read what lies in another memory than their own.
+
+    Raises:
+        ProgramError: naming the first such node.
+    """
+    for part in parts:
+        problem = next(space_problems(part.graph), None)
+        if problem is not None:
+            raise ProgramError(
+                f"the program of part {part.index} mixes memories: {problem}",
+                do="let a pass place values and copies (place, store), or add the copy",
+            )
 
 
 def check_parts(parts: Sequence[Part], ranks: Sequence[int]) -> None:

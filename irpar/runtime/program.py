@@ -7,7 +7,9 @@ from irpar.analysis.segments import is_segment, live_reads, stretches
 from irpar.ir import COMMUNICATION, Function, Graph, Node, Value
 from irpar.ir.state import LOSS
 from irpar.ops import holds_collectives, traits
+from irpar.ops.bodies import waits_for_copy
 from irpar.ops.effects import is_compute
+from irpar.ops.memory_copies import is_copy
 
 from .called_functions import called_functions
 from .engines.control_flow import TRIPS
@@ -19,13 +21,17 @@ from .instructions import (
     Commit,
     Communicate,
     Compute,
+    Copy,
     Free,
     Instruction,
     Loop,
+    MemoryCopy,
     Program,
     Segment,
     Start,
+    StartCopy,
     Wait,
+    WaitCopy,
 )
 
 _Reads = dict[Node, tuple[Value, ...]]
@@ -41,7 +47,7 @@ def build_program(
     writes_over: bool = False,
     joins: Callable[[Node], bool] | None = None,
 ) -> Program:
-    """The instructions of a local graph: one for each communication, one for the compute nodes between two of them.
+    """The instructions of a local graph: one for each communication or copy, one for what computes between two.
 
     The order is the graph's: passes decide it, nothing is moved here. A node whose bodies communicate is an instruction
     with programs of its own. Nodes that nothing needs are left out. Between the loss of a step of training and its
@@ -159,6 +165,10 @@ def _instructions(
 def _communication(node: Node, reads: _Reads, functions: _Functions) -> Instruction:
     if node.callee is not None:
         return _call(node, node.callee, functions)
+    if is_copy(node):
+        return (StartCopy if traits(node).starts else Copy)(MemoryCopy.of(node), reads[node][0], node.result)
+    if waits_for_copy(node):
+        return WaitCopy(reads[node][0], node.result)
     if is_compute(node):
         bodies = {body: build_program(body, (), functions) for body in node.nested_graphs()}
         return (Branch if node.op_type == "If" else Loop)(node, bodies, reads[node])

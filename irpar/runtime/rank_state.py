@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from irpar.ir import Node, Value, tensor_type
+from irpar.ir import Memory, Node, Value, tensor_type
+from irpar.ops.effects import is_communication
+from irpar.ops.memory_copies import reads_sizes_alone
 
 from .engines.arena import Arena
 from .engines.arrays import Arrays
@@ -14,7 +16,20 @@ from .engines.control_flow import TRIPS, Trip, Trips
 from .errors import NodeError, RunError
 from .groups import Array, Call
 from .prepared import PreparedPart
-from .tape import BodiesStep, BoundStep, CommitStep, CommunicateStep, ComputeStep, StartStep, Step, WaitStep
+from .spaces import Spaces, misread
+from .tape import (
+    BodiesStep,
+    BoundStep,
+    CommitStep,
+    CommunicateStep,
+    ComputeStep,
+    CopyStep,
+    StartCopyStep,
+    StartStep,
+    Step,
+    WaitCopyStep,
+    WaitStep,
+)
 
 At = Call | ComputeStep | BoundStep
 """What a rank comes to that it cannot do in passing."""
@@ -34,6 +49,7 @@ class RankState:
         arena: memory for its segments.
         let_go: is called where the state before the run is not needed any more; None: it stays the caller's.
         steps: of the program, some of them bound; None: as its tape has them.
+        spaces: copies between memories; None: all lies on the device.
 
     Attributes:
         step: the segment that was begun last; None at the end.
@@ -54,6 +70,7 @@ class RankState:
         arena: Arena | None = None,
         let_go: Callable[[], None] | None = None,
         steps: Iterable[Step] | None = None,
+        spaces: Spaces | None = None,
     ) -> None:
         self.rank = rank
         self.coords = coords
@@ -70,6 +87,9 @@ class RankState:
         self._arrays = arrays
         self._places = prepared.tape.places
         self._values: list[Any] = [None] * len(self._places)
+        self._spaces = spaces
+        self._lies: list[Memory | None] = [None] * len(self._places)
+        """In which memory the value of each place lies, of a program with several."""
         walked = prepared.tape.steps if steps is None else steps
         self.go_on: Callable[[Any], At] = self._walk(walked).send
         self.step: ComputeStep | None = None
@@ -85,7 +105,9 @@ class RankState:
 
     def read_on_host(self, value: Value) -> Any:
         """A value that the rank holds: a numpy array, a list of them, or None."""
-        return self._on_host[value] if value in self._on_host else self._arrays.outside(self.read(value))
+        if value in self._on_host:
+            return self._on_host[value]
+        return (self._arrays if self._spaces is None else self._spaces).outside(self.read(value))
 
     @property
     def outputs(self) -> Mapping[str, Value]:
@@ -123,6 +145,34 @@ class RankState:
             self._values[place] = block
         if prepared.coords is not None:
             self._values[prepared.coords] = np.asarray(self.coords, np.int64)
+        if self._spaces is not None:
+            self._enter(self._spaces)
+
+    def _enter(self, spaces: Spaces) -> None:
+        """Note where inputs lie; those on a disk are written there unless they are there.
+
+        What comes from other ranks always lies on the device.
+        """
+        for value, place in self._places.items():
+            if value.node is not None and is_communication(value.node):
+                self._lies[place] = "device"
+        for value in self.graph.inputs:
+            place = self._places[value]
+            self._lies[place] = value.memory
+            given = self._values[place]
+            if value.memory == "disk" and isinstance(given, np.ndarray):
+                self._values[place] = spaces.to_disk(given)
+
+    def _check_reads(self, step: ComputeStep) -> None:
+        """Refuse to run a segment on what lies in another memory than its own.
+
+        Raises:
+            RunError: naming the value.
+        """
+        for value, place in zip(step.segment.inputs, step.inputs, strict=True):
+            lies = self._lies[place]
+            if lies != step.where and not reads_sizes_alone(value, step.segment.nodes):
+                raise misread(value, step.where, lies, step.segment.label)
 
     def copy_out(self, places: Sequence[tuple[int, Array]]) -> bool:
         """Copy what stands in some places; False where one holds what is of another shape or dtype than its copy."""
@@ -145,6 +195,10 @@ class RankState:
     def compute(self, step: ComputeStep) -> None:
         """Run a segment."""
         values = self._values
+        if self._spaces is not None:
+            self._check_reads(step)
+            for place in step.outputs:
+                self._lies[place] = step.where
         inputs = list(map(values.__getitem__, step.inputs))
         for place in step.frees:
             values[place] = None  # The engine holds it as long as a node reads it.
@@ -159,6 +213,22 @@ class RankState:
         if bool(np.isfinite(loss).all()):
             self._let_go()
             self._writes_over = True
+
+    def _copy(self, step: CopyStep) -> None:
+        """Copy a value to another memory, or begin to."""
+        spaces = self._spaces
+        assert spaces is not None
+        if step.operand is None:
+            assert step.constant is not None
+            operand = spaces.constant(step.constant, self._constants)
+        else:
+            operand = self._values[step.operand]
+            if self._lies[step.operand] != step.copy.source:
+                value = next(value for value, place in self._places.items() if place == step.operand)
+                raise misread(value, step.copy.source, self._lies[step.operand], step.copy.label)
+        begun = spaces.start if type(step) is StartCopyStep else spaces.copy
+        self._values[step.result] = begun(step.copy, operand)
+        self._lies[step.result] = step.copy.target
 
     def _operand(self, step: CommunicateStep | StartStep) -> Any:
         """What a rank brings that is in no place."""
@@ -188,6 +258,12 @@ class RankState:
             elif type(step) is BoundStep:
                 if not (yield step):
                     yield from self._walk(step.steps)
+            elif isinstance(step, CopyStep):
+                self._copy(step)
+            elif type(step) is WaitCopyStep:
+                assert self._spaces is not None
+                values[step.result] = self._spaces.wait(values[step.inflight])
+                self._lies[step.result] = self._lies[step.inflight]
             elif type(step) is CommitStep:
                 self._commit(step)
             elif type(step) is BodiesStep:
@@ -198,6 +274,7 @@ class RankState:
     def _write(self, values: Iterable[Value], arrays: Iterable[Any]) -> None:
         for value, array in zip(values, arrays, strict=True):
             self._values[self._places[value]] = array
+            self._lies[self._places[value]] = value.memory
 
     def _bodies(self, step: BodiesStep) -> _Walk:
         operands = [None if value is None else self.read(value) for value in step.node.operands]

@@ -5,12 +5,29 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from irpar.ir import Graph, Node, Value
+from irpar.analysis.memory.liveness import memories_of
+from irpar.ir import Graph, Node, Place, Value
 
 from .engines.arena import Arena, ArenaLayout
 from .engines.base import CompiledSegment
 from .groups.base import Collective
-from .instructions import Bodies, Call, Commit, Communicate, Compute, Free, Instruction, Program, Segment, Start, Wait
+from .instructions import (
+    Bodies,
+    Call,
+    Commit,
+    Communicate,
+    Compute,
+    Copy,
+    Free,
+    Instruction,
+    MemoryCopy,
+    Program,
+    Segment,
+    Start,
+    StartCopy,
+    Wait,
+    WaitCopy,
+)
 
 if TYPE_CHECKING:
     from .bound_steps import BoundSteps
@@ -29,6 +46,7 @@ class ComputeStep:
         inputs, outputs: the places of what it takes and gives.
         frees: the places that are empty after it, as in all steps.
         seconds: the shortest time that it took.
+        where: on the device, or on the host.
     """
 
     segment: Segment
@@ -38,6 +56,7 @@ class ComputeStep:
     outputs: Places
     frees: Places = ()
     seconds: float = field(default=float("inf"))
+    where: Place = "device"
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +84,31 @@ class StartStep:
 @dataclass(eq=False, slots=True)
 class WaitStep:
     """Wait for a collective that was started."""
+
+    inflight: int
+    result: int
+    frees: Places = ()
+
+
+@dataclass(eq=False, slots=True)
+class CopyStep:
+    """Copy a value to another memory; it is a constant, or in a place."""
+
+    copy: MemoryCopy
+    operand: int | None
+    constant: Value | None
+    result: int
+    frees: Places = ()
+
+
+@dataclass(eq=False, slots=True)
+class StartCopyStep(CopyStep):
+    """Let a copy begin."""
+
+
+@dataclass(eq=False, slots=True)
+class WaitCopyStep:
+    """Wait for a copy that was started."""
 
     inflight: int
     result: int
@@ -102,7 +146,9 @@ class BoundStep:
     frees: Places = ()
 
 
-Step = ComputeStep | CommunicateStep | StartStep | WaitStep | CommitStep | BodiesStep | BoundStep
+Step = (
+    ComputeStep | CommunicateStep | StartStep | WaitStep | CopyStep | WaitCopyStep | CommitStep | BodiesStep | BoundStep
+)
 
 
 class Tape:
@@ -113,6 +159,7 @@ class Tape:
         places: where each value stands that a rank holds.
         layout: where results lie over all segments; None: each has places of its own.
         arena_bytes: what a rank needs of an arena.
+        has_spaces: whether something lies elsewhere than on the device.
     """
 
     def __init__(
@@ -125,6 +172,7 @@ class Tape:
         self.layout = layout
         whole = 0 if layout is None else layout.nbytes
         self.arena_bytes = max([whole, *(segment.arena_bytes for segment in compiled.values())])
+        self.has_spaces = memories_of(program.graph) != ("device",)
         self._place(program.graph.inputs)
         self.steps = self._steps(program)
 
@@ -173,7 +221,7 @@ class Tape:
             case Compute(segment):
                 inputs, outputs = self._place(segment.inputs), self._place(segment.outputs)
                 compiled = self._compiled[segment]
-                return ComputeStep(segment, compiled, compiled.run, inputs, outputs)
+                return ComputeStep(segment, compiled, compiled.run, inputs, outputs, where=segment.place)
             case Communicate(collective, operand, result):
                 place = None if result is None else self._place([result])[0]
                 return CommunicateStep(collective, *self._operand(operand), place)
@@ -181,6 +229,12 @@ class Tape:
                 return StartStep(collective, *self._operand(operand), self._place([result])[0])
             case Wait(inflight, result):
                 return WaitStep(self._place([inflight])[0], self._place([result])[0])
+            case StartCopy(copy, operand, result):
+                return StartCopyStep(copy, *self._operand(operand), self._place([result])[0])
+            case Copy(copy, operand, result):
+                return CopyStep(copy, *self._operand(operand), self._place([result])[0])
+            case WaitCopy(inflight, result):
+                return WaitCopyStep(self._place([inflight])[0], self._place([result])[0])
             case Commit(loss):
                 return CommitStep(loss)
             case Bodies(node, bodies):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from irpar.ir import DOMAIN, Graph, Node, Value, captured_or_read, tensor_type
 from irpar.ops import traits
 from irpar.ops.collectives import WAIT
+from irpar.ops.memory_copies import COPY, START
 from irpar.sharding import IrparError
 from irpar.units import count_text
 
@@ -40,8 +41,9 @@ _INSIDE = frozenset({"DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "QAttention
 _GRIDS = frozenset({"Round", "Floor", "Ceil", "QuantizeLinear", "DynamicQuantizeLinear", "Cast"})
 """Operators that give the whole number beside an operand: past a step lies the next one."""
 _REDUCED_OR_MOVED = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll")
-_WHOLE = frozenset({*_REDUCED_OR_MOVED, *(f"{name}Start" for name in _REDUCED_OR_MOVED), WAIT})
-"""Collectives whose results are the tensor that they read, in another sharding; a permutation may send edges alone."""
+_WHOLE = frozenset({*_REDUCED_OR_MOVED, *(f"{name}Start" for name in _REDUCED_OR_MOVED), WAIT, COPY, START})
+"""Operators whose results are the tensor that they read, in another sharding or memory; a permutation may send edges
+alone."""
 
 
 @dataclass(frozen=True)

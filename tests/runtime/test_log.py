@@ -7,7 +7,8 @@ import numpy as np
 from irpar.ops.collectives import KINDS
 from irpar.runtime.groups import Call, Collective
 from irpar.runtime.groups.results import EXECUTED
-from irpar.runtime.log import CollectiveLog, Record
+from irpar.runtime.instructions import MemoryCopy
+from irpar.runtime.log import CollectiveLog, CopyRecord, Record
 from irpar.sharding import Axis
 
 PLAN = [
@@ -67,6 +68,15 @@ def test_the_text_is_of_this_run_whatever_the_one_before_did() -> None:
         log = CollectiveLog(log)
         for rank, number, size in sizes:
             log.add(Call(rank, (rank,), COLLECTIVES[number], np.zeros(size, DTYPES[number])))
-            assert json.loads(log.text())[-1][3] == size * DTYPES[number]().itemsize
+            assert json.loads(log.text())[0][-1][3] == size * DTYPES[number]().itemsize
         assert log.text() == expected.text()
         assert list(log) == list(expected)
+
+
+def test_copies_of_other_processes_are_added_from_text() -> None:
+    mine, other = CollectiveLog(), CollectiveLog()
+    mine.copies.add(0, MemoryCopy(3, "host", "device"), 12)
+    other.copies.add(1, MemoryCopy(3, "host", "device"), 16)
+    other.copies.add(1, MemoryCopy(4, "device", "disk"), 8)
+    mine.add_text(1, other.text())
+    assert list(mine.copies) == [CopyRecord(3, "host", "device", 16), CopyRecord(4, "device", "disk", 8)]

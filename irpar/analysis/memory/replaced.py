@@ -7,6 +7,7 @@ from irpar.analysis.engines import writes_out
 from irpar.ir import DType, Graph, Node, Value, captured_or_read, tensor_type
 from irpar.ir.state import LOSS
 from irpar.ops import traits
+from irpar.ops.memory_copies import node_place
 from irpar.ops.updates import is_for_plans
 
 _WRITTEN = (DType.F32, DType.F64)
@@ -60,7 +61,7 @@ def written_over(graph: Graph, kept: Sequence[Value] = ()) -> dict[Value, Value]
     w' = Sub(w, change): f32[8, 8]      over w, if neither w nor what may be a view of it is read later
 
     The node that makes such a result writes into memory that it is given, whether it reads the state or not, and
-    nothing that outlives the run is a view of either.
+    nothing that outlives the run is a view of either. On the host ONNX Runtime computes, which writes over nothing.
 
     Args:
         graph: it, in global or local view.
@@ -82,6 +83,7 @@ def _can_write(new: Value, old: Value) -> bool:
     node, type_ = new.node, tensor_type(old.type)
     if (
         node is None
+        or node_place(node) == "host"
         or node.phase != "optimizer"
         or len(node.results) != 1
         or sum(user.is_return for user, _ in new.uses) > 1

@@ -9,9 +9,11 @@ from onnx import helper
 
 from irpar.ir import DOMAIN, Graph, Module, Node, TensorType, tensor_type
 from irpar.onnx_io.errors import OnnxError
+from irpar.ops.bodies import waits_for_copy
 from irpar.ops.collectives import COLLECTIVES, OWN, CollectiveOp, Dialect, collective_axes
 from irpar.ops.collectives.record import Spelling
 from irpar.ops.facts import int_attribute, text_attribute
+from irpar.ops.memory_copies import is_copy
 from irpar.sharding import listed, option
 
 from .around import Around, Step, around
@@ -65,6 +67,12 @@ def say_in(dialect: Dialect, model: onnx.ModelProto, module: Module, graph: Grap
 
 
 def _said(dialect: Dialect, module: Module, node: Node, ranks: Sequence[int]) -> Said:
+    if is_copy(node) or waits_for_copy(node):
+        raise DialectError(
+            f"{option('collectives', dialect.name)}: {dialect.runtime} has no copies between memories of a rank",
+            where=f"copy {int_attribute(node, 'id')}, {node.title}",
+            do=f"write {option('collectives', OWN)}, or leave everything on the device: no place, no store",
+        )
     op = COLLECTIVES.get(node.op_type)
     spelling = None if op is None else op.spellings.get(dialect.name)
     if op is None or spelling is None:

@@ -1,12 +1,12 @@
 """Where the arrays of an array engine lie: those of the engine `numpy` all on the host."""
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from irpar.ir import Graph, Node, Value
+from irpar.ir import Graph, Memory, Node, Value
 from irpar.kernels import Kept, Kernel
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.sharding import option
@@ -15,14 +15,28 @@ if TYPE_CHECKING:
     from .operation import Environment, Operation
 
 
+class Moving(NamedTuple):
+    """A copy of a tensor to another memory, for which there is room already.
+
+    Attributes:
+        run: copies, on any thread.
+        result: the copy, asked by the rank's thread with what `run` gave.
+    """
+
+    run: Callable[[], Any]
+    result: Callable[[Any], Any] = lambda made: made
+
+
 class Arrays:
     """What control flow, sequences and nodes need to know of where arrays lie. All lie on the host here.
 
     Attributes:
         name: the engine's, for messages.
+        is_host: whether what the device holds are numpy arrays, too.
     """
 
     name = "numpy"
+    is_host = True
 
     def nodes(self, graph: Graph) -> tuple[Node, ...]:
         """The nodes of a nested graph or of a function's body, as they are computed."""
@@ -47,6 +61,17 @@ class Arrays:
     def operand(self, value: Any) -> Any:
         """A tensor as the process group takes it."""
         return value
+
+    def moving(self, value: Any, to: Memory) -> Moving:
+        """A copy of a tensor between the device and the host."""
+        source = np.asarray(value)
+        made = np.empty(source.shape, source.dtype)
+
+        def run() -> Any:
+            np.copyto(made, source)
+            return made
+
+        return Moving(run)
 
     def is_own(self, value: Any) -> bool:
         """Whether an array has its memory to itself: what is mapped from a file, or a part of another, has not."""

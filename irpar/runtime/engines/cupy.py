@@ -9,14 +9,14 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from irpar.ir import Value
+from irpar.ir import Memory, Value
 from irpar.runtime import instructions
 from irpar.runtime.errors import EngineError, NodeError, RunError
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import check_device_memory
 
 from .arena import Arena, arena_layout
-from .arrays import ON_HOST, Arrays
+from .arrays import ON_HOST, Arrays, Moving
 from .base import Constants, EngineSettings
 from .bodies import Body, Scope, reads_of
 from .cuda import free_bytes, import_cupy
@@ -38,9 +38,35 @@ class EdgeArrays(Arrays):
         rank: the rank.
     """
 
+    is_host = False
+
     def __init__(self, lanes: Lanes, rank: int) -> None:
         self._lanes = lanes
         self._rank = rank
+
+    def moving(self, value: Any, to: Memory) -> Moving:
+        """A copy through pinned memory on a stream of its own, which comes after all that the rank's was given."""
+        lanes, rank = self._lanes, self._rank
+        with lanes.of(rank) as lane:
+            made = lanes.cupy.empty(value.shape, value.dtype) if to == "device" else None
+            ready = lanes.marked(lane)
+
+        def run() -> Any:
+            with lanes.copying(rank) as lane:
+                lane.stream.wait_event(ready)
+                if made is None:
+                    return lane.staging.download([value])[0]
+                lane.staging.fill(made.data.ptr, value)
+                return lanes.marked(lane)
+
+        def result(done: Any) -> Any:
+            if made is None:
+                return done
+            with lanes.of(rank) as lane:
+                lane.stream.wait_event(done)
+            return made
+
+        return Moving(run, result)
 
     def host(self, value: Any) -> "np.ndarray[Any, Any]":
         """A tensor as a numpy array; waits for the rank's stream."""

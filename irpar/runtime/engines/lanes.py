@@ -16,6 +16,9 @@ from .staging import Staging
 
 _ON_DEVICE = 3  # cudaMemcpyKind
 
+Key = int | tuple[str, int]
+"""A rank; -1 and less for what all ranks of a device read; ("copies", rank)."""
+
 
 class RankStream:
     """What one rank has of a device: a stream, the pinned buffers of its copies, and the memory of its CUDA graphs.
@@ -94,7 +97,7 @@ class Lanes:
         self.device_of = device_of
         self.meets_others = meets_others
         self.is_tf32 = is_tf32
-        self._lanes: dict[int, RankStream] = {}
+        self._lanes: dict[Key, RankStream] = {}
         self._lock = threading.Lock()
         self._faults = DeviceFaults(cupy)
         self.current = threading.local()
@@ -103,6 +106,18 @@ class Lanes:
         """In here the calling thread works for a rank, on its device and stream."""
         lane = self._lanes.get(rank) or self._lane(rank, self.device_of(rank))
         return Work(self, lane)
+
+    def copying(self, rank: int) -> "Work":
+        """In here the calling thread copies for a rank, on its device and a stream beside that on which it computes."""
+        key = ("copies", rank)
+        lane = self._lanes.get(key) or self._lane(key, self.device_of(rank))
+        return Work(self, lane, alone=True)
+
+    def marked(self, lane: RankStream) -> Any:
+        """An event that marks how far a stream has come."""
+        event = self.cupy.cuda.Event(disable_timing=True)
+        event.record(lane.stream)
+        return event
 
     @contextmanager
     def beside(self, rank: int) -> Iterator[RankStream]:
@@ -152,7 +167,7 @@ class Lanes:
         """A device array on the device that is worked on: itself, or a copy of what lies on another."""
         return array if array.data.device_id == self.current.lane.device else array.copy()
 
-    def _lane(self, key: int, device: int) -> RankStream:
+    def _lane(self, key: Key, device: int) -> RankStream:
         with self._lock:
             found = self._lanes.get(key)
             if found is None:

@@ -7,13 +7,15 @@ from typing import Any
 
 from irpar.analysis.engines import writes_out
 from irpar.analysis.memory.arena import arena_lifetimes
-from irpar.analysis.memory.liveness import nested_bytes, uses_of, value_bytes
+from irpar.analysis.memory.liveness import bytes_in, nested_bytes, uses_of
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime, Offsets, most_held
 from irpar.analysis.memory.scratch import scratch_bytes
 from irpar.analysis.segments import live_reads
 from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ops import holds_collectives
+from irpar.ops.bodies import waits_for_copy
+from irpar.ops.memory_copies import node_place
 from irpar.runtime.instructions import Program
 
 from .arena import ArenaLayout, Slot, last_steps, result_lifetimes, rows_of, slots_of, steps_of
@@ -78,7 +80,7 @@ class _Block:
         self._nodes = nodes
         self._over = over
         self._views = Views(nodes)
-        writing = frozenset(filter(writes_out, nodes))
+        writing = frozenset(node for node in nodes if node_place(node) == "device" and writes_out(node))
         fresh = writing | self._views.copies
         self.leaving = _leaving(nodes, outputs, fresh)
         self._last = last_steps(nodes, outputs, fresh)
@@ -87,7 +89,7 @@ class _Block:
 
     def _lifetimes(self, writing: Collection[Node]) -> Iterator[Lifetime[Any]]:
         for step, node in enumerate(self._nodes):
-            if needed := scratch_bytes(node):
+            if (needed := scratch_bytes(node)) and node_place(node) == "device":
                 yield Lifetime(_Scratch(node), needed, step, step)
             if inside := max((body.offsets.nbytes for body in self._bodies.get(node, ())), default=0):
                 yield Lifetime(node, inside, step, step)
@@ -105,17 +107,22 @@ class _Block:
             bodies = self._bodies.get(node)
             beside = nested_bytes(node) if bodies is None else max(body.most_outside() for body in bodies)
             yield Lifetime(node, beside, step, step)
-            if node not in self._views.views:
+            if node not in self._views.views and not waits_for_copy(node):
                 for value in node.results:
                     if value not in inside and value not in self._over:
-                        yield Lifetime(value, value_bytes(value), step, self._last.get(value, step))
+                        yield Lifetime(value, bytes_in(value, "device"), step, self._end(value, step))
+
+    def _end(self, value: Value, step: int) -> int:
+        """The last step at which something is held; what a copy in flight comes to is the same."""
+        copied = [node.result for node in value.users if waits_for_copy(node)]
+        return max(self._last.get(each, step) for each in (value, *copied))
 
     def inputs(self, last: Mapping[Value, Node]) -> Iterator[Lifetime[Value]]:
         """Those of the graph, each held until its last reader has run."""
         steps = steps_of(self._nodes)
         for value in self._graph.inputs:
             end = last.get(value)
-            yield Lifetime(value, value_bytes(value), 0, 0 if end is None else steps.get(end, len(steps)))
+            yield Lifetime(value, bytes_in(value, "device"), 0, 0 if end is None else steps.get(end, len(steps)))
 
     def most_outside(self) -> int:
         """The most that is held outside at once, what comes into a body included."""
