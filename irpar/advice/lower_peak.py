@@ -12,11 +12,12 @@ from irpar.analysis.recompute import RecomputeError
 from irpar.analysis.recompute.chen import sqrt_schedule
 from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.recompute.matching import names_of, schedule_without
-from irpar.analysis.recompute.of_program import Program, as_part, of_program
+from irpar.analysis.recompute.of_program import Program, as_tree, of_program
 from irpar.analysis.recompute.simulation import Outcome, simulate
 from irpar.analysis.recompute.undone import without_repetitions
 from irpar.globs import matching_names
 from irpar.ir import Module, clone_module
+from irpar.ops.effects import is_communication
 from irpar.output.tables import pattern
 from irpar.pass_manager import Pass, PassManager
 from irpar.pass_manager.default_pipeline import LOCAL, composed
@@ -46,6 +47,7 @@ class Change:
         peak_bytes: what the worst rank would hold.
         more_seconds: what a step would take longer by the time model; below 0 where it is faster.
         is_most: whether it holds that much, and takes that long, at the most.
+        pipeline: with which the model would be planned, if passes that follow may change what is held; "" else.
     """
 
     what: str
@@ -53,6 +55,7 @@ class Change:
     peak_bytes: int
     more_seconds: float
     is_most: bool = False
+    pipeline: str = ""
 
 
 class Programs:
@@ -97,11 +100,13 @@ class Programs:
 def changes(programs: Programs) -> list[Change]:
     """Changes that need no other plan, whether they lower the peak or not.
 
-    Each is tried: the pass runs on the programs, and what they then hold and take is counted.
+    Each is tried: the pass runs on the programs, and what they then hold and take is counted. Where they communicate,
+    passes that follow it in a pipeline may still put communication together: see `planned_anew.Anew.confirmed`.
     """
     seconds = programs.seconds(programs.now)
+    communicates = any(is_communication(node) for graph in programs.now.graphs for node in graph.walk())
     found: list[Change] = []
-    for start, pass_, what, option in _candidates(programs):
+    for start, pass_, what, option, pipeline in _candidates(programs):
         trial = clone_module(start)
         try:
             pass_.run(trial)
@@ -110,7 +115,8 @@ def changes(programs: Programs) -> list[Change]:
         # What a budget leads to is searched by all methods, which may hold as much as it allows.
         is_most = isinstance(pass_, Recompute) and not pass_.match
         held = pass_.budget_of(peak_bytes(start)) if isinstance(pass_, Recompute) and is_most else peak_bytes(trial)
-        found.append(Change(what, option, held, programs.seconds(trial) - seconds, is_most))
+        open_to_change = pipeline if communicates and not is_most else ""
+        found.append(Change(what, option, held, programs.seconds(trial) - seconds, is_most, open_to_change))
     return found
 
 
@@ -127,13 +133,16 @@ def lowering(programs: Programs, found: Iterable[Change]) -> list[Change]:
     return kept
 
 
-def _candidates(programs: Programs) -> Iterator[tuple[Module, Pass, str, str]]:
-    """What is tried: the programs to begin with, the pass, what it does, and how it is asked for."""
+def _candidates(programs: Programs) -> Iterator[tuple[Module, Pass, str, str, str]]:
+    """What is tried: the programs to begin with, the pass, what it does, how it is asked for, and with what pipeline.
+
+    No pipeline stands for one that ends with the pass.
+    """
     said = [each for each in programs.passes if isinstance(each, Recompute)]
     for pass_ in _promising(programs):
         glob, share = "".join(pass_.match), pass_.budget
         what = f"compute {glob} again in the backward pass" if glob else f"hold at most {share:.0%} of {_WHOLE}"
-        yield programs.plain, pass_, what, _option(replace(pass_, method="auto"), said, programs)
+        yield programs.plain, pass_, what, *_option(replace(pass_, method="auto"), said, programs)
     if not any(isinstance(each, MemoryOrder) for each in programs.passes):
         pipeline = ",".join(map(str, (*programs.passes, MemoryOrder())))
         yield (
@@ -141,19 +150,22 @@ def _candidates(programs: Programs) -> Iterator[tuple[Module, Pass, str, str]]:
             MemoryOrder(),
             "run nodes in an order that holds less",
             f"--pipeline {shlex.quote(pipeline)}",
+            "",
         )
 
 
-def _option(pass_: Recompute, said: Sequence[Recompute], programs: Programs) -> str:
-    """How a pass `recompute` is asked for, in the place of those that ran."""
+def _option(pass_: Recompute, said: Sequence[Recompute], programs: Programs) -> tuple[str, str]:
+    """How a pass `recompute` is asked for, in the place of those that ran; and the pipeline that this leads to."""
     from irpar.passes.zero import Zero
 
     zero = next((each for each in programs.passes if isinstance(each, Zero)), None)
     if ",".join(map(str, programs.passes)) == composed(zero, said):
-        return f"--recompute {shlex.quote(pass_.match[0])}" if pass_.match else f"--memory-budget {pass_.budget:g}"
+        option = f"--recompute {shlex.quote(pass_.match[0])}" if pass_.match else f"--memory-budget {pass_.budget:g}"
+        return option, composed(zero, [pass_])
     passes = [each for each in programs.passes if each not in said]
     passes.insert(_place(programs.passes, said), pass_)
-    return f"--pipeline {shlex.quote(','.join(map(str, passes)))}"
+    pipeline = ",".join(map(str, passes))
+    return f"--pipeline {shlex.quote(pipeline)}", pipeline
 
 
 def _place(passes: Sequence[Pass], said: Sequence[Recompute]) -> int:
@@ -217,7 +229,7 @@ def _promising(programs: Programs) -> list[Recompute]:
 def _outcome(programs: Sequence[Program], names: Iterable[str]) -> tuple[int, int]:
     """Peak and cost of the program with most where nothing is held of what is known by some names."""
     chosen = set(names)
-    outcomes = [as_part([each]).outcome([schedule_without(part, chosen) for part in each.parts]) for each in programs]
+    outcomes = [as_tree([each]).outcome([schedule_without(part, chosen) for part in each.parts]) for each in programs]
     return max(each.peak for each in outcomes), max(each.cost for each in outcomes)
 
 
@@ -225,8 +237,8 @@ def _segments(programs: Sequence[Program]) -> Outcome | None:
     """Peak and cost of the program with most in the segments that hold least; None where one has none."""
     outcomes: list[Outcome] = []
     for program in programs:
-        part = as_part([program])
-        training = part.around([body.outcome(body.plain).peak for _, body in part.bodies])
+        tree = as_tree([program])
+        training = tree.around([body.outcome(body.plain).peak for _, body in tree.bodies])
         schedule = sqrt_schedule(training, 0)
         if schedule is None:
             return None

@@ -1,9 +1,9 @@
 """What would lower the peak of a partition and takes another plan: its model is planned anew with one thing changed."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -72,17 +72,36 @@ class Anew:
         candidates = [*self._zero(), *self._micro_batches(), *self._sharded()]
         if not candidates:
             return []
-        now = self._as_it_is()
-        found = []
-        for each in candidates:
-            try:
-                made = self._partition(each.make(), each.pipeline)
-            except IrparError:
-                continue  # What cannot be planned is no advice.
-            peak = max(entry["peak_bytes"] for entry in made.plan.ranks)
-            found.append(Change(each.what, each.option, peak, self._time(made) - now))
-        return found
+        now = self._as_it_is
+        tried = (self._tried(Change(each.what, each.option, 0, 0), each.make, each.pipeline) for each in candidates)
+        return [replace(each, more_seconds=each.more_seconds - now) for each in tried if each is not None]
 
+    def confirmed(self, found: Iterable[Change]) -> list[Change]:
+        """Changes with what their pipelines hold and take in the end; those without one are as they are.
+
+        What was tried on programs that communicate may come out otherwise: communication is put together after it.
+
+        Raises:
+            NotAnewError: as `changes`.
+        """
+        kept: list[Change] = []
+        for each in found:
+            if not each.pipeline:
+                kept.append(each)
+            elif (anew := self._tried(each, lambda: self._module(self.plan), each.pipeline)) is not None:
+                kept.append(replace(anew, more_seconds=anew.more_seconds - self._as_it_is))
+        return kept
+
+    def _tried(self, change: Change, make: Callable[[], Module], pipeline: str) -> Change | None:
+        """A change with the peak and the time of a whole step; None for what cannot be planned, which is no advice."""
+        try:
+            made = self._partition(make(), pipeline)
+        except IrparError:
+            return None
+        peak = max(entry["peak_bytes"] for entry in made.plan.ranks)
+        return replace(change, peak_bytes=peak, more_seconds=self._time(made), pipeline="")
+
+    @cached_property
     def _as_it_is(self) -> float:
         """How long a step takes of the plan as it is, which must come out the same."""
         if any(isinstance(each, Recompute) and not each.match for each in self.passes):

@@ -234,9 +234,12 @@ def _changes(plan: "Plan", programs: "Programs") -> "tuple[list[Change], list[st
     try:
         if nodes > _MOST_NODES:
             raise IrparError(f"the program has {nodes:,} nodes")
-        found += Anew(plan, timed(plan.network)).changes()
+        anew = Anew(plan, timed(plan.network))
+        found = [*anew.confirmed(lowering(programs, found)), *anew.changes()]
     except IrparError as error:
         untried.append(f"ZeRO, micro-batches and other shardings are not tried: {error.what}")
+        if any(each.pipeline for each in found):
+            untried.append("what is computed again was tried on the programs: collectives may be fused otherwise then")
     return lowering(programs, found), untried
 
 

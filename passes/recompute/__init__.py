@@ -7,11 +7,11 @@ from typing import Literal
 
 from irpar.analysis.gathers import gathered
 from irpar.analysis.memory.liveness import peak
-from irpar.analysis.recompute import Found, RecomputeError, solve_parts
+from irpar.analysis.recompute import FoundSchedules, RecomputeError, solve_tree
 from irpar.analysis.recompute.costs import Costs
+from irpar.analysis.recompute.graph_tree import Schedules
 from irpar.analysis.recompute.matching import names_of, schedule_without
-from irpar.analysis.recompute.of_program import Program, as_part, of_program
-from irpar.analysis.recompute.parts import Schedules
+from irpar.analysis.recompute.of_program import Program, as_tree, of_program
 from irpar.analysis.recompute.rewriting import write
 from irpar.globs import matching_names
 from irpar.ir import Graph, Module
@@ -41,7 +41,7 @@ class Recompute(Pass):
     computed again stands just before the new node that needs it, in all programs alike, with communication among it in
     equal order on all ranks. With a budget no rank holds more, which later passes keep: it is the module's memory limit
     then. All that counts is the peak of the whole step, as `irpar.analysis.memory.liveness` has it. Bodies share the
-    budget, such as that of the loop over micro-batches: see `irpar.analysis.recompute.parts`.
+    budget, such as that of the loop over micro-batches: see `irpar.analysis.recompute.graph_tree`.
 
     Time is that of the network of the module, or where it knows none, of an H100, of the rank that takes longest.
     What draws random numbers runs once, but for counters, whose numbers repeat.
@@ -90,9 +90,9 @@ class Recompute(Pass):
         if not count:
             return PassResult(True, notes=(f"ranks hold {bytes_text(before)}, which fits",))
         after = peak_bytes(module)
-        parts = [as_part([program]) for program in programs]
+        trees = [as_tree([program]) for program in programs]
         more = sum(
-            part.outcome(plan).cost - part.outcome(part.plain).cost for part, plan in zip(parts, schedules, strict=True)
+            tree.outcome(plan).cost - tree.outcome(tree.plain).cost for tree, plan in zip(trees, schedules, strict=True)
         )
         note = (
             f"{count_text(count, 'node')} computed again: ranks hold {bytes_text(after)} instead of "
@@ -159,7 +159,7 @@ class Recompute(Pass):
         if _are_alike(programs):
             one = self._fitting(programs, module.graphs, budget, end)
             return [one.schedules] * len(programs), _facts(one, time.monotonic() - begin)
-        found: list[Found] = []
+        found: list[FoundSchedules] = []
         for place, (program, graph) in enumerate(zip(programs, module.graphs, strict=True)):
             now = time.monotonic()
             until = now + (end - now) / (len(programs) - place)
@@ -167,7 +167,7 @@ class Recompute(Pass):
         slowest = max(found, key=lambda each: each.outcome.cost)
         return [each.schedules for each in found], _facts(slowest, time.monotonic() - begin)
 
-    def _fitting(self, programs: Sequence[Program], graphs: Sequence[Graph], budget: int, end: float) -> Found:
+    def _fitting(self, programs: Sequence[Program], graphs: Sequence[Graph], budget: int, end: float) -> FoundSchedules:
         """Schedules after which no program holds more than a budget, by the liveness of the programs themselves.
 
         Args:
@@ -176,15 +176,15 @@ class Recompute(Pass):
             budget: bytes.
             end: when to stop, by `time.monotonic`.
         """
-        whole = as_part(programs)
+        whole = as_tree(programs)
         least = max(peak(graph).total_bytes for graph in graphs)
         if least <= budget:
             outcome = whole.outcome(whole.plain)
-            return Found(whole.plain, outcome, self.method, outcome.cost, True)
+            return FoundSchedules(whole.plain, outcome, self.method, outcome.cost, True)
         tried = budget
         for _ in range(_MOST_TRIES):
             now = time.monotonic()
-            found = solve_parts(whole, tried, self.method, now + (end - now) * _TRY_SHARE)
+            found = solve_tree(whole, tried, self.method, now + (end - now) * _TRY_SHARE)
             held = max(_peak_after(graph, found.schedules) for graph in graphs)
             if held <= budget:
                 return found
@@ -230,7 +230,7 @@ def _write(module: Module, programs: Sequence[Program], schedules: Sequence[Sche
     return count
 
 
-def _facts(found: Found, seconds: float) -> tuple[str, ...]:
+def _facts(found: FoundSchedules, seconds: float) -> tuple[str, ...]:
     """How good schedules are."""
     by = f"by {found.method}, in {seconds:.1f} s"
     if found.proven:

@@ -1,5 +1,6 @@
 """What a model planned anew would hold: the same as a partition that is asked for it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import numpy as np
 import pytest
 
 import irpar
-from irpar.advice.lower_peak import Change
+from irpar import models
+from irpar.advice.lower_peak import Change, Programs, lowering
+from irpar.advice.lower_peak import changes as lower_peak_changes
 from irpar.advice.planned_anew import Anew, NotAnewError
 from irpar.analysis.recompute.costs import timed
 from irpar.errors import IrparError
-from irpar.ir import ArrayTensor, parse_module
+from irpar.ir import ArrayTensor, clone_module, parse_module
 from irpar.onnx_io import save
 from irpar.pass_manager.default_pipeline import with_recompute, with_zero
 
@@ -65,6 +68,40 @@ def test_a_parameter_is_sharded_where_all_hold_it_whole(model: Path) -> None:
     asked.shard("h.*.w", ["dp", None])
     assert found[option].peak_bytes == worst(irpar.partition(asked, MESH))
     assert "--zero 1" in found
+
+
+def test_what_was_tried_on_programs_that_communicate_is_what_the_pipeline_ends_with(model: Path) -> None:
+    made = irpar.partition(step(model), MESH)
+    assert made.module is not None
+    tried = next(each for each in lowering_of(made) if each.option == "--recompute 'h.*/*'")
+    wrong = replace(tried, peak_bytes=tried.peak_bytes - 1, more_seconds=0)
+    other = Change("in another order", "--pipeline memory-order", 1, 0)
+    assert Anew(made.plan, timed(made.plan.network)).confirmed([wrong, other])[1] == other
+    found = Anew(made.plan, timed(made.plan.network)).confirmed([wrong])[0]
+    asked = irpar.partition(step(model), MESH, pipeline=with_recompute("recompute{match=h.*/*}"))
+    assert found.peak_bytes == worst(asked)
+    assert found.more_seconds == pytest.approx(tried.more_seconds)
+
+
+@pytest.mark.slow
+def test_fused_communication_is_counted_too(tmp_path: Path) -> None:
+    """Gathers of parameters are fused otherwise where something runs again: the programs alone do not tell the peak."""
+    zero = "zero{stage=3, threshold-kb=0}"
+    models.save(tmp_path / "gpt.onnx", "gpt", preset="tiny")
+    whole = irpar.train_step(tmp_path / "gpt.onnx", loss="cross_entropy", optimizer="sgd")
+    whole.shard("input_ids", ["dp", None])
+    made = irpar.partition(clone_module(whole), "dp=2", pipeline=with_zero(zero))
+    tried = next(each for each in lowering_of(made) if each.option == "--recompute 'h.*/*'")
+    (found,) = Anew(made.plan, timed(made.plan.network)).confirmed([tried])
+    asked = irpar.partition(whole, "dp=2", pipeline=with_recompute("recompute{match=h.*/*}", zero))
+    assert found.peak_bytes == worst(asked)
+    assert found.peak_bytes != tried.peak_bytes
+
+
+def lowering_of(made: irpar.Partition) -> list[Change]:
+    assert made.module is not None
+    programs = Programs(made.module, made.plan.pipeline)
+    return lowering(programs, lower_peak_changes(programs))
 
 
 def test_of_inference_too(model: Path) -> None:

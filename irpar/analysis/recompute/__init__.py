@@ -4,16 +4,16 @@ On an abstract graph of what runs in which order: nodes with a cost and the byte
 list of its nodes; one that comes again is recomputed.
 """
 
-from .parts import Found, Part, solve_parts
+from .graph_tree import FoundSchedules, GraphTree, solve_tree
 from .simulation import Outcome, simulate
 from .solution import METHODS, Solution, TooSmallError, solve
 from .training_graph import RecomputeError, TrainingGraph, TrainingNode, read_graph, write_graph
 
 __all__ = [
     "METHODS",
-    "Found",
+    "FoundSchedules",
+    "GraphTree",
     "Outcome",
-    "Part",
     "RecomputeError",
     "Solution",
     "TooSmallError",
@@ -22,6 +22,6 @@ __all__ = [
     "read_graph",
     "simulate",
     "solve",
-    "solve_parts",
+    "solve_tree",
     "write_graph",
 ]

@@ -9,7 +9,7 @@ from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
 from irpar.ops.effects import draws_random_numbers, is_communication
 
-from .parts import Part
+from .graph_tree import GraphTree
 from .training_graph import TrainingGraph, TrainingNode
 
 CostOf = Callable[[Node], int]
@@ -58,7 +58,7 @@ def of_program(graph: Graph, cost_of: CostOf, may_send_again: MaySendAgain) -> P
     return _Reader(graph, cost_of, may_send_again).read()
 
 
-def as_part(programs: Sequence[Program]) -> Part:
+def as_tree(programs: Sequence[Program]) -> GraphTree:
     """Programs that are the same but for sizes as one, of which each node has the most bytes and the most cost."""
     graphs = [program.graph for program in programs]
     nodes = [
@@ -74,7 +74,7 @@ def as_part(programs: Sequence[Program]) -> Part:
     ]
     most = replace(graphs[0], nodes=tuple(nodes), fixed_mem=max(graph.fixed_mem for graph in graphs))
     bodies = zip(*(program.bodies for program in programs), strict=True)
-    return Part(most, tuple((each[0][0], as_part([body for _, body in each])) for each in bodies))
+    return GraphTree(most, tuple((each[0][0], as_tree([body for _, body in each])) for each in bodies))
 
 
 class _Reader:

@@ -33,7 +33,7 @@ FIRST_SHARE = 0.6
 
 
 @dataclass(frozen=True)
-class Found:
+class BoundedSchedule:
     """A schedule.
 
     Attributes:
@@ -49,7 +49,7 @@ class Found:
 
 def optimal_schedule(
     graph: TrainingGraph, budget: int, seconds: float, seed: Sequence[int] | None = None
-) -> Found | None:
+) -> BoundedSchedule | None:
     """The cheapest schedule whose peak fits a budget, as far as time allows; None where none was found.
 
     Args:
@@ -59,7 +59,7 @@ def optimal_schedule(
         seed: a schedule to begin with.
     """
     end = time.monotonic() + seconds
-    best: Found | None = None
+    best: BoundedSchedule | None = None
     most = _most_computations(graph)
     for computations in range(2, most + 1):
         left = end - time.monotonic()
@@ -77,7 +77,7 @@ def optimal_schedule(
             continue
         if best is not None and _cost(graph, found) >= _cost(graph, best):
             # One more computation a node does not help: what was proven of fewer stands.
-            best = Found(best.schedule, best.bound, best.proven and found.proven)
+            best = BoundedSchedule(best.schedule, best.bound, best.proven and found.proven)
             break
         best = found
     return best
@@ -107,7 +107,7 @@ def _most_computations(graph: TrainingGraph) -> int:
     return max(MOST_COMPUTATIONS, len(graph.nodes) if len(graph.nodes) <= TINY else 0)
 
 
-def _cost(graph: TrainingGraph, found: Found) -> int:
+def _cost(graph: TrainingGraph, found: BoundedSchedule) -> int:
     return simulate(graph, found.schedule).cost
 
 
@@ -284,7 +284,7 @@ class _Model:
                 ends[place][-1] = self.reach[place] * self.width + self.width
         return runs, ends
 
-    def cheapest(self, seconds: float) -> Found | None:
+    def cheapest(self, seconds: float) -> BoundedSchedule | None:
         """The cheapest schedule that fits."""
         repeated = [
             (self.graph.nodes[place].cost, one.there)
@@ -300,7 +300,9 @@ class _Model:
             return None
         bound = self.graph.cost + int(solver.best_objective_bound) * unit
         # What is rounded proves nothing.
-        return Found(self._schedule(solver), bound, is_proven(solver) and is_exact(unit, costs) and self.is_exact)
+        return BoundedSchedule(
+            self._schedule(solver), bound, is_proven(solver) and is_exact(unit, costs) and self.is_exact
+        )
 
     def smallest(self, seconds: float, target: int) -> tuple[list[list[int]], bool]:
         """Schedules with a lower and lower peak, down to a target; and whether the last has the least."""

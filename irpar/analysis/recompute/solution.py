@@ -10,7 +10,7 @@ from irpar.units import bytes_text
 
 from .chain import Chain, chain_schedules
 from .chen import sqrt_schedules
-from .retention import Found, least_peak, optimal_schedule
+from .retention import BoundedSchedule, least_peak, optimal_schedule
 from .saved_sets import cheapest, sweep_schedules
 from .simulation import Outcome, lower_bound, simulate
 from .training_graph import RecomputeError, TrainingGraph
@@ -102,7 +102,7 @@ def solve(graph: TrainingGraph, budget: int, method: str = "auto", seconds: floa
         small, is_least = _smallest(heuristics, budget, end)
         found[method] = best = _best(graph, small, budget)
         is_hopeless |= is_least and simulate(graph, best).peak > budget
-    exact: Found | None = None
+    exact: BoundedSchedule | None = None
     left = end - time.monotonic()
     if is_searched and not is_hopeless and left > 0:
         exact = optimal_schedule(graph, budget, left, best)

@@ -22,7 +22,7 @@ AROUND_SHARE = 0.6
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphTree:
     """A training graph, and those of the bodies that its nodes hold.
 
     Attributes:
@@ -31,7 +31,7 @@ class Part:
     """
 
     graph: TrainingGraph
-    bodies: "tuple[tuple[int, Part], ...]" = ()
+    bodies: "tuple[tuple[int, GraphTree], ...]" = ()
 
     @cached_property
     def size(self) -> int:
@@ -67,7 +67,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSchedules:
     """Schedules that were found.
 
     Attributes:
@@ -84,7 +84,7 @@ class Found:
     proven: bool = False
 
 
-def solve_parts(part: Part, budget: int, method: str, end: float) -> Found:
+def solve_tree(tree: GraphTree, budget: int, method: str, end: float) -> FoundSchedules:
     """The cheapest schedules that were found whose peak fits a budget; those that hold least where none do.
 
     What bodies are recomputed for is the room that is left where they run, and a body runs in each trip: so what is
@@ -93,26 +93,26 @@ def solve_parts(part: Part, budget: int, method: str, end: float) -> Found:
         budget 10: x(4) Scan(x){ body that holds 8 }      the body is to hold 6
 
     Args:
-        part: what is scheduled.
+        tree: what is scheduled.
         budget: bytes.
         method: one of METHODS.
         end: when to stop, by `time.monotonic`.
     """
-    if not part.bodies:
-        return _alone(part.graph, budget, method, end)
-    plain = Found(part.plain, part.outcome(part.plain), method)
+    if not tree.bodies:
+        return _alone(tree.graph, budget, method, end)
+    plain = FoundSchedules(tree.plain, tree.outcome(tree.plain), method)
     if plain.outcome.peak <= budget:
         return replace(plain, proven=True, bound=plain.outcome.cost)
-    peaks = [body.outcome(body.plain).peak for _, body in part.bodies]
-    is_choice = lower_bound(part.around(peaks)) <= budget
-    inner = _within(part, part.plain[0], budget, method, _after(BODIES_SHARE if is_choice else ALONE_SHARE, end))
+    peaks = [body.outcome(body.plain).peak for _, body in tree.bodies]
+    is_choice = lower_bound(tree.around(peaks)) <= budget
+    inner = _within(tree, tree.plain[0], budget, method, _after(BODIES_SHARE if is_choice else ALONE_SHARE, end))
     found = [inner]
     if is_choice:
-        found.append(_around(part, part.plain, budget, method, _after(AROUND_SHARE, end)))
+        found.append(_around(tree, tree.plain, budget, method, _after(AROUND_SHARE, end)))
     best = _best(found, budget)
     if best.outcome.peak > budget:
-        outer = _around(part, inner.schedules, budget, method, _after(AROUND_SHARE, end))
-        best = _best([best, outer, _within(part, outer.schedules[0], budget, method, end)], budget)
+        outer = _around(tree, inner.schedules, budget, method, _after(AROUND_SHARE, end))
+        best = _best([best, outer, _within(tree, outer.schedules[0], budget, method, end)], budget)
     return best
 
 
@@ -122,14 +122,14 @@ def _after(share: float, end: float) -> float:
     return now + (end - now) * share
 
 
-def _best(found: Sequence[Found], budget: int) -> Found:
+def _best(found: Sequence[FoundSchedules], budget: int) -> FoundSchedules:
     return min(found, key=lambda each: (max(each.outcome.peak, budget), each.outcome.cost))
 
 
-def _alone(graph: TrainingGraph, budget: int, method: str, end: float) -> Found:
+def _alone(graph: TrainingGraph, budget: int, method: str, end: float) -> FoundSchedules:
     """A graph without bodies."""
     one = _solved(graph, budget, method, end)
-    return Found([one.schedule], one.outcome, one.method, one.bound, one.proven)
+    return FoundSchedules([one.schedule], one.outcome, one.method, one.bound, one.proven)
 
 
 def _solved(graph: TrainingGraph, budget: int, method: str, end: float) -> Solution:
@@ -140,24 +140,24 @@ def _solved(graph: TrainingGraph, budget: int, method: str, end: float) -> Solut
         return Solution(error.schedule, simulate(graph, error.schedule), method, None, False, seconds)
 
 
-def _within(part: Part, schedule: list[int], budget: int, method: str, end: float) -> Found:
+def _within(tree: GraphTree, schedule: list[int], budget: int, method: str, end: float) -> FoundSchedules:
     """Each body in the room that a schedule of what is around it leaves."""
     room: dict[int, int] = {}
-    for place, held in zip(schedule, held_bytes(part.graph, schedule), strict=True):
+    for place, held in zip(schedule, held_bytes(tree.graph, schedule), strict=True):
         room[place] = min(room.get(place, budget), budget - held)
     schedules, methods = [schedule], dict[str, None]()
-    for number, (place, body) in enumerate(part.bodies):
-        found = solve_parts(body, room[place], method, _after(1 / (len(part.bodies) - number), end))
+    for number, (place, body) in enumerate(tree.bodies):
+        found = solve_tree(body, room[place], method, _after(1 / (len(tree.bodies) - number), end))
         schedules += found.schedules
         if found.schedules != body.plain:
             methods[found.method] = None
-    return Found(schedules, part.outcome(schedules), " and ".join(methods) or method)
+    return FoundSchedules(schedules, tree.outcome(schedules), " and ".join(methods) or method)
 
 
-def _around(part: Part, schedules: Schedules, budget: int, method: str, end: float) -> Found:
+def _around(tree: GraphTree, schedules: Schedules, budget: int, method: str, end: float) -> FoundSchedules:
     """The graph itself, around bodies that run as they are scheduled."""
-    bodies = part.apart(schedules)
-    peaks = [body.outcome(each).peak for (_, body), each in zip(part.bodies, bodies, strict=True)]
-    one = _solved(part.around(peaks), budget, method, end)
+    bodies = tree.apart(schedules)
+    peaks = [body.outcome(each).peak for (_, body), each in zip(tree.bodies, bodies, strict=True)]
+    one = _solved(tree.around(peaks), budget, method, end)
     made = [one.schedule, *schedules[1:]]
-    return Found(made, part.outcome(made), one.method)
+    return FoundSchedules(made, tree.outcome(made), one.method)
