@@ -1,4 +1,4 @@
-"""MindSpore's `shard` of an operator, its `Layout`; merged collectives, sharded optimizer state, recompute, offload."""
+"""MindSpore's `shard` of an operator, its `Layout`; merged collectives, sharded state, recompute, places, offload."""
 
 import math
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from .devices import Devices, SpellingError, axes_over, device_array, mesh_over,
 from .mindspore_fusion import set_auto_parallel_context, set_comm_fusion
 from .mindspore_offload import set_offload_context
 from .mindspore_optimizer import hsdp, set_parallel_optimizer
+from .mindspore_place import primitive_target
 from .mindspore_recompute import recompute
 from .named import infer_undeclared_types
 from .strategies import OpCuts, Strategy, annotate_ops, named_nodes
@@ -23,6 +24,7 @@ __all__ = [
     "Layout",
     "TensorLayout",
     "hsdp",
+    "primitive_target",
     "recompute",
     "set_auto_parallel_context",
     "set_comm_fusion",

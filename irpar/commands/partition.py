@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
@@ -31,6 +31,7 @@ from .options import (
     VerifyEach,
     choice,
 )
+from .place_options import Device, DeviceMemoryGb, Host, Place, place_of
 from .progress_report import ProgressReport
 from .recompute_options import (
     METHOD,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from irpar.ir import Module
     from irpar.output.plan_record import Plan
     from irpar.pass_manager import PassManager, PipelineResult
+    from irpar.passes.place import Place as PlacePass
     from irpar.passes.recompute import Recompute as RecomputePass
     from irpar.passes.store import Store as StorePass
     from irpar.passes.zero import Zero as ZeroPass
@@ -121,6 +123,10 @@ def partition_command(
     memory_budget_gb: MemoryBudgetGb = None,
     recompute_method: RecomputeMethod = METHOD,
     recompute_seconds: RecomputeSeconds = SECONDS,
+    place: Place = None,
+    host: Host = None,
+    device: Device = None,
+    device_memory_gb: DeviceMemoryGb = None,
     store: Store = None,
     dump_ir: DumpIr = None,
     print_ir_before: PrintIrBefore = None,
@@ -135,7 +141,12 @@ def partition_command(
 ) -> None:
     """Shard a model over a mesh of devices and write a program for each, with explicit communication."""
     given = locals()
-    asked = replace(Asked.of(given), recompute_pass=recompute_of(given), store_pass=store_of(given))
+    passes: Any = {
+        "recompute_pass": recompute_of(given),
+        "place_pass": place_of(given),
+        "store_pass": store_of(given),
+    }
+    asked = replace(Asked.of(given), **passes)
     sources = checked_sources(asked, model, shardings)
     made = write_partition(
         asked,
@@ -151,7 +162,7 @@ class Asked:
     """What `irpar partition`, and every other command that writes a partition, is asked for besides the model.
 
     Attributes:
-        zero_pass, recompute_pass, store_pass: what the default pipeline has beside what the model asks for.
+        zero_pass, recompute_pass, place_pass, store_pass: what the default pipeline has beside what the model asks for.
     """
 
     out: Path
@@ -175,6 +186,7 @@ class Asked:
     as_json: bool
     zero_pass: "ZeroPass | None" = None
     recompute_pass: "RecomputePass | None" = None
+    place_pass: "PlacePass | Literal[False] | None" = None
     store_pass: "StorePass | None" = None
 
     @classmethod
@@ -275,7 +287,12 @@ def _write_new(
     if asked.annotate is not None:
         check_annotate(asked.annotate, asked.out, sources, manager.passes, asked.force)
     module, annotated, files, notes = read()
-    added: Any = {"zero": asked.zero_pass, "recompute": asked.recompute_pass, "store": asked.store_pass}
+    added: Any = {
+        "zero": asked.zero_pass,
+        "recompute": asked.recompute_pass,
+        "place": asked.place_pass,
+        "store": asked.store_pass,
+    }
     if asked.pipeline is None and (chosen := default_pipeline(module, **added)) != DEFAULT_PIPELINE:
         manager = _manager(replace(asked, pipeline=chosen), progress, None if asked.annotate is None else decided)
     made = partition(module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb)

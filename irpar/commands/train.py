@@ -47,6 +47,7 @@ from .partition import (
     report,
     write_partition,
 )
+from .place_options import Device, DeviceMemoryGb, Host, Place, place_of
 from .recompute_options import (
     METHOD,
     SECONDS,
@@ -136,6 +137,10 @@ def train_command(
     memory_budget_gb: MemoryBudgetGb = None,
     recompute_method: RecomputeMethod = METHOD,
     recompute_seconds: RecomputeSeconds = SECONDS,
+    place: Place = None,
+    host: Host = None,
+    device: Device = None,
+    device_memory_gb: DeviceMemoryGb = None,
     store: Store = None,
     class_axis: ClassAxis = -1,
     ignore_index: IgnoreIndex = None,
@@ -185,7 +190,12 @@ def train_command(
     OUT ends in .onnx, that is one model for any ONNX runtime.
     """
     given = locals()
-    passes: Any = {"zero_pass": _zero(given), "recompute_pass": recompute_of(given), "store_pass": store_of(given)}
+    passes: Any = {
+        "zero_pass": _zero(given),
+        "recompute_pass": recompute_of(given),
+        "place_pass": place_of(given),
+        "store_pass": store_of(given),
+    }
     asked = replace(Asked.of(given), **passes)
     settings = _settings(given)
     choice("--dataset-sharding", dataset_sharding, DATASET)
