@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from operator import length_hint
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,6 +21,7 @@ from irpar.sharding import Mesh
 from .engines.base import BoundWork
 from .errors import RunError
 from .groups import Array, Call, Collective, Group
+from .groups.base import RepeatingGroup
 from .groups.results import EXECUTED
 from .log import CollectiveLog, Entry
 from .prepared import Prepared, PreparedPart
@@ -135,7 +137,7 @@ class BoundSteps:
             calls[rank] = Call(rank, self._mesh.coords(rank), step.collective, operand, into)
             results.setdefault(first, into)
             self._entries.append((rank, step.collective, operand.dtype, operand.size))
-        self._add(partial(_meet, self._group.exchange, calls, list(results.items())), *next(iter(steps.items())))
+        self._add(_meeting(self._group, calls, list(results.items())), *next(iter(steps.items())))
 
     def _first(self, rank: int, collective: Collective) -> int:
         """The first rank of the process that gets the very result that a rank gets."""
@@ -203,25 +205,49 @@ def _empty(value: Value) -> Array:
     return np.empty(value.shape, value.dtype.numpy)
 
 
+def _meeting(group: Group, calls: Mapping[int, Call], results: Sequence[tuple[int, Array]]) -> Callable[[], object]:
+    """What executes a collective of the ranks of this process.
+
+    Args:
+        group: what they meet in.
+        calls: by rank.
+        results: where the results lie, of each rank that has its own.
+    """
+    if len(calls) > 1 or not hasattr(group, "repeat"):
+        return partial(_meet, group.exchange, calls, results)
+    ((rank, into),) = results
+    return partial(_repeat, cast(RepeatingGroup, group).repeat(calls[rank]), calls[rank], into)
+
+
 def _meet(
     exchange: Callable[[Mapping[int, Call]], dict[int, Array]],
     calls: Mapping[int, Call],
     results: Sequence[tuple[int, Array]],
 ) -> None:
-    """Execute a collective of the ranks of this process."""
+    """Execute a collective of several ranks of this process."""
     found = exchange(calls)
     while len(found) < len(calls):
         found |= exchange({rank: call for rank, call in calls.items() if rank not in found})
     for rank, into in results:
-        result = found[rank]
-        if result is into:
-            continue
-        if result.shape != into.shape:
-            raise RunError(
-                f"{calls[rank].collective} gives {list(result.shape)}, where the program says {list(into.shape)}",
-                do="partition the model again",
-            )
-        into[...] = result
+        if found[rank] is not into:
+            _copy(found[rank], calls[rank], into)
+
+
+def _repeat(run: Callable[[], Array], call: Call, into: Array) -> None:
+    """Execute a collective of the one rank of this process."""
+    result = run()
+    if result is not into:
+        _copy(result, call, into)
+
+
+def _copy(result: Array, call: Call, into: Array) -> None:
+    """Let a result lie where it is read."""
+    if result.shape != into.shape:
+        raise RunError(
+            f"{call.collective} gives {list(result.shape)}, where the program says {list(into.shape)}",
+            do="partition the model again",
+        )
+    into[...] = result
 
 
 # -- which ------------------------------------------------------------------------------------------------------------

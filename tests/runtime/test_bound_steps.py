@@ -197,3 +197,18 @@ def test_long_segments_are_for_threads(taken: list[bool], monkeypatch: pytest.Mo
         for number in range(UNBOUND_RUNS + MORE):
             check(executor.run(chain_inputs(number)), chain_reference(**chain_inputs(number)))
     assert not taken
+
+
+def test_a_rank_by_itself_that_fails_stops_all(taken: list[bool]) -> None:
+    loaded = module(FAILING)
+    table = np.arange(4, dtype=np.float32)
+
+    def drive(executor: Executor) -> None:
+        for _ in range(UNBOUND_RUNS + 1):
+            executor.run({"table": table, "i": np.array([0, 1])})
+        executor.run({"table": table, "i": np.array([0, 5])})
+
+    _, raised = run_ranks(loaded.mesh, lambda group: Executor(loaded, loaded.mesh, group=group), drive)
+    assert "rank 1 (x=1): Gather failed" in str(raised[1])
+    assert "rank 1 (x=1) failed" in str(raised[0])
+    assert taken == [True] * 2

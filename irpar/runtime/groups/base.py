@@ -1,6 +1,6 @@
 """What a process group must do: collectives among the ranks of a mesh."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -202,6 +202,18 @@ class Group(Protocol):
 
     def close(self) -> None:
         """Let go of what the group holds."""
+        ...
+
+
+class RepeatingGroup(Group, Protocol):
+    """A group of one rank to a process that finds what is the same each time before a collective is executed."""
+
+    def repeat(self, call: Call) -> Callable[[], Array]:
+        """What executes a collective again and again, and gives its result; the operand stays where it is.
+
+        Raises:
+            MismatchError: as `Group.exchange`, whatever the others bring.
+        """
         ...
 
 

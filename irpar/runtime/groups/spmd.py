@@ -187,6 +187,19 @@ class SpmdGroup(ABC):
                         return result
         return (self._started.pop(call, None) or self._begin(call))()
 
+    def repeat(self, call: Call) -> Callable[[], Array]:
+        """See `RepeatingGroup.repeat`."""
+        notes = self._meeting(call).notes
+
+        def run() -> Array:
+            if not self._started:
+                quick: Quick | None = notes.get(QUICK)
+                if quick is not None and (result := quick(call)) is not None:
+                    return result
+            return self._begin(call)()
+
+        return run
+
     def members(self, axes: tuple[Axis, ...]) -> tuple[int, ...]:
         """The ranks that differ from this one only in these axes, in order of position."""
         found = self._members.get(axes)

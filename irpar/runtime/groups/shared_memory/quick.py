@@ -72,6 +72,11 @@ class QuickPrompt:
         finish: gives the result of the transfer that a call makes.
     """
 
+    __slots__ = (
+        *("_agreed", "_count", "_execution", "_facts", "_finish", "_header", "_lanes", "_mark", "_marks", "_nbytes"),
+        *("_new", "_own", "_peers", "_prompts", "_reduce", "_segment", "_slots", "_traffic"),
+    )
+
     def __init__(
         self,
         traffic: "Traffic",

@@ -54,6 +54,11 @@ class Lane:
         came: those that the other has come to.
     """
 
+    __slots__ = (
+        *("_credited", "_in", "_out", "_post", "_ring", "_taken", "_words", "backlog", "begun", "came", "comes"),
+        *("freed", "has_none", "most", "peer", "size", "written"),
+    )
+
     def __init__(self, segment: Segment, rank: int, peer: int) -> None:
         self.peer = peer
         self.size = segment.layout.ring
