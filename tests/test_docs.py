@@ -182,7 +182,14 @@ def as_shown(shown: str, printed: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, shown.split("..."))), printed) is not None
 
 
-@pytest.mark.parametrize(("page", "least"), [(ROOT / "README.md", 3), (DOCS / "shardings.md", 7)])
+@pytest.mark.parametrize(
+    ("page", "least"),
+    [
+        (ROOT / "README.md", 3),
+        (DOCS / "shardings.md", 7),
+        pytest.param(DOCS / "memory.md", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_commands_print_what_the_page_shows(
     page: Path, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
