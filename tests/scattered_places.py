@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from irpar.ir import DType, Graph, Memory, Module, Node, Place, Value
+from irpar.ir.state_rules import replace_outputs
 from irpar.ops import holds_collectives
-from irpar.ops.memory_copies import CopyWriter, node_place, put
+from irpar.ops.memory_copies import CopyWriter, is_copy, node_place, put
 from irpar.pass_manager import Pass, PassManager, PassResult
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
 
 @dataclass(frozen=True)
 class ScatterPlaces(Pass):
-    """Scatter nodes and constants; each value is copied once to where it is read, half of them by copies in flight."""
+    """Scatter nodes, constants and state; each value is copied once to where it is read, half of them in flight."""
 
     name: ClassVar[str] = "scatter-places"
     seed: int = 0
@@ -21,23 +22,54 @@ class ScatterPlaces(Pass):
     def run(self, module: Module) -> PassResult:
         for graph in module.graphs:
             # All programs alike, as far as they are.
-            _scatter(graph, random.Random(self.seed))
+            draw = random.Random(self.seed)
+            for node in graph:
+                if not holds_collectives(node) and draw.random() < 0.5:
+                    put(node, "host")
+            for value in (*graph.constants, *graph.states):
+                if value.dtype is DType.F32:
+                    value.memory = draw.choice(("device", "host", "disk"))
+            _write_copies(graph, draw)
         return PassResult(True)
+
+
+@dataclass(frozen=True)
+class PlaceOptimizer(Pass):
+    """Put the update of a training step on the host, with the state that nothing else reads: ZeRO-Offload's split."""
+
+    name: ClassVar[str] = "place-optimizer"
+
+    def run(self, module: Module) -> PassResult:
+        for graph in module.graphs:
+            for node in graph:
+                if node.phase == "optimizer" and not holds_collectives(node):
+                    put(node, "host")
+            for value in (*graph.states, *graph.constants):
+                if value.users and all(_where(node, graph) == "host" for node in value.users):
+                    value.memory = "host"
+            _write_copies(graph, random.Random(0))
+        return PassResult(True)
+
+
+def with_pass(placing: Pass, pipeline: str = DEFAULT_PIPELINE) -> PassManager:
+    """Passes, with one more before segments are grouped."""
+    passes = [*PassManager.parse(pipeline).passes]
+    return PassManager([*passes[:-1], placing, passes[-1]])
 
 
 def scattering(seed: int) -> PassManager:
     """The default passes, with nodes scattered before segments are grouped."""
-    passes = [*PassManager.parse(DEFAULT_PIPELINE).passes]
-    return PassManager([*passes[:-1], ScatterPlaces(seed), passes[-1]])
+    return with_pass(ScatterPlaces(seed))
 
 
-def _scatter(graph: Graph, draw: random.Random) -> None:
+def _write_copies(graph: Graph, draw: random.Random) -> None:
+    """Let state end where it begins, and copy each value once to where else it is read."""
     writer = CopyWriter(graph)
-    for node in graph:
-        if not holds_collectives(node) and draw.random() < 0.5:
-            put(node, "host")
-    for value in graph.constants:
-        value.memory = draw.choice(("device", "host", "disk")) if value.dtype is DType.F32 else "device"
+    outputs = list(graph.outputs)
+    for value, state in graph.states.items():
+        if state.output is not None and outputs[state.output].memory != value.memory:
+            outputs[state.output] = writer.copy(outputs[state.output], value.memory)
+    replace_outputs(graph, list(zip(graph.output_names, outputs, strict=True)))
     for value in list(graph.values()):
         for place in ("device", "host"):
             if value.memory != place:
@@ -46,7 +78,11 @@ def _scatter(graph: Graph, draw: random.Random) -> None:
 
 def _copy(writer: CopyWriter, graph: Graph, value: Value, place: Place, starts: bool) -> None:
     """Let all that reads a value somewhere else read one copy of it."""
-    uses = [(node, index) for node, index in value.uses if not node.is_return and _where(node, graph) == place]
+    uses = [
+        (node, index)
+        for node, index in value.uses
+        if not (node.is_return or is_copy(node)) and _where(node, graph) == place
+    ]
     if not uses:
         return
     readers = {_holder(node, graph) for node, _ in uses}

@@ -155,9 +155,7 @@ class Executor:
             threads=0 if mesh.size == 1 else 1 if len(ranks) > 1 else threads_of_rank(),
         )
         self._engine = make_engine(engine, settings)
-        self._host_engine = self._engine
-        if len(self._memories) > 1:
-            self._host_engine = self._for_host(settings)
+        self._hosts = self._for_host(settings) if len(self._memories) > 1 else ()
         self._device_array = self._engine.device_array if self._results != "host" else None
         if self._results != "host" and (self._device_array is None or mesh.size > 1):
             raise ProgramError(
@@ -170,7 +168,7 @@ class Executor:
         self._check_memory(f"a run of {what} of mesh {mesh} in this process", processes)
         self._arenas = Arenas(self._engine.arena)
         joins = None if self._talks is None else self._talks.joins
-        self._preparer = Preparer(self.parts, self._engine, self._host_engine, joins)
+        self._preparer = Preparer(self.parts, self._engine, self._hosts, joins)
         self._prepared = self._preparer.prepare()
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
         self._lockstep = Lockstep(self._group, mesh, self._threads)
@@ -194,8 +192,8 @@ class Executor:
             # The others are let go also where a program ends without closing.
             atexit.register(self.close)
 
-    def _for_host(self, settings: EngineSettings) -> Engine:
-        """What computes on the host: ONNX Runtime, whatever computes on the device.
+    def _for_host(self, settings: EngineSettings) -> tuple[Engine, ...]:
+        """What computes on the host, whatever computes on the device: ONNX Runtime, and what it lacks irpar's kernels.
 
         Raises:
             ProgramError: the engine has no memory of its own for what lies on the device.
@@ -207,9 +205,8 @@ class Executor:
                 do=f"run each rank in a process of its own, {option('group', 'nccl')}, or use "
                 f"{option('engine', 'numpy')}, for which both are accounts of one memory",
             )
-        if self._engine.name == "ort":
-            return self._engine
-        return make_engine("ort", EngineSettings(settings.opsets, settings.ranks, threads=settings.threads))
+        own = EngineSettings(settings.opsets, settings.ranks, threads=settings.threads)
+        return make_engine("ort", own), make_engine("numpy", own)
 
     def _check_memory(self, what: str, processes: int) -> None:
         """Refuse a run that does not fit into memory: that of the device and that of the host, each by itself.
@@ -671,7 +668,7 @@ class Executor:
         ):
             return prepared
         self._talks, is_own = None, prepared is self._prepared
-        self._preparer = Preparer(self.parts, self._engine, self._host_engine)
+        self._preparer = Preparer(self.parts, self._engine, self._hosts)
         self._prepared, self._fetched = self._preparer.prepare(), None
         return self._prepared if is_own else prepared
 

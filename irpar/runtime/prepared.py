@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from irpar.ir import Function, Graph, Node, Place, Value
+from irpar.ir import Function, Graph, Node, Value
 from irpar.ops.coords import COORDS
 from irpar.ops.memory_copies import space_problems
 from irpar.output.parts import Part
@@ -13,7 +13,7 @@ from irpar.sharding import IrparError, nearest_names
 
 from .engines.arena import ArenaLayout
 from .engines.base import CompiledSegment, Constants, Engine
-from .errors import InputError, ProgramError
+from .errors import EngineError, InputError, ProgramError
 from .instructions import Program, Segment
 from .layout import TensorSpec
 from .program import build_program
@@ -116,15 +116,19 @@ class Preparer:
     Args:
         parts: of the ranks of this process.
         engine: what compiles.
-        host: what compiles what is computed on the host.
+        hosts: what compiles what is computed on the host: of several the first that can.
         joins: see `build_program`; not for programs of which values are fetched, which other ranks may not have.
     """
 
     def __init__(
-        self, parts: Sequence[Part], engine: Engine, host: Engine, joins: Callable[[Node], bool] | None = None
+        self,
+        parts: Sequence[Part],
+        engine: Engine,
+        hosts: Sequence[Engine] = (),
+        joins: Callable[[Node], bool] | None = None,
     ) -> None:
         self._parts = tuple(parts)
-        self._engines: dict[Place, Engine] = {"device": engine, "host": host}
+        self._engine, self._hosts = engine, tuple(hosts)
         self._joins = joins
         self._constants = tuple(Constants(part) for part in self._parts)
         self._base: dict[Key, CompiledSegment] = {}
@@ -156,10 +160,10 @@ class Preparer:
                     part.graph,
                     extra,
                     functions,
-                    writes_over=self._engines["device"].writes_over,
+                    writes_over=self._engine.writes_over,
                     joins=None if fetched else self._joins,
                 )
-                layouts[part.graph] = self._engines["device"].layout(program)
+                layouts[part.graph] = self._engine.layout(program)
             compiled = {segment: self._compile(part, segment, constants, known) for segment in program.segments}
             parts.append(PreparedPart(part, program, constants, Tape(program, compiled, layouts[part.graph])))
         return Prepared(tuple(parts), fetched)
@@ -170,8 +174,19 @@ class Preparer:
         key = (part.index, segment.nodes, segment.outputs, frozenset(segment.over))
         found = known.get(key)
         if found is None:
-            found = known[key] = self._engines[segment.place].compile(segment, constants)
+            found = known[key] = self._compiled(segment, constants)
         return found
+
+    def _compiled(self, segment: Segment, constants: Constants) -> CompiledSegment:
+        if segment.place == "device":
+            return self._engine.compile(segment, constants)
+        first, *others = self._hosts
+        try:
+            return first.compile(segment, constants)
+        except EngineError:
+            for engine in others:
+                return engine.compile(segment, constants)
+            raise
 
 
 def find_value(graphs: Sequence[Graph], name: str) -> dict[Graph, Value]:

@@ -13,6 +13,7 @@ import irpar
 from irpar import models
 from irpar.analysis.memory.liveness import held_bytes, memories_of, peak, roots_of, value_bytes
 from irpar.ir import Graph, Memory, Node, Value
+from irpar.pass_manager import Pass
 from irpar.runtime.engines.arrays import Arrays, Moving
 from irpar.runtime.errors import ProgramError, RunError
 from irpar.runtime.executor import Executor
@@ -21,7 +22,8 @@ from irpar.runtime.memory import LIMIT, OutOfMemoryError, run_bytes
 from irpar.runtime.rank_state import RankState
 from irpar.runtime.spaces import InFlight
 from irpar.verification.inputs import random_inputs
-from tests.scattered_places import scattering
+from tests.scattered_places import PlaceOptimizer, ScatterPlaces, scattering, with_pass
+from tests.training.programs import MESHES, batch, classifier
 
 from .programs import module
 
@@ -31,7 +33,9 @@ ENGINES = ["ort", "numpy"]
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "mesh"), [("mlp", "tp=2"), ("gpt", "dp=1,tp=2")])
+@pytest.mark.parametrize(
+    ("family", "mesh"), [("mlp", "tp=2"), pytest.param("gpt", "dp=2,tp=2", marks=pytest.mark.slow)]
+)
 def test_scattered_programs_compute_what_the_original_does(family: str, mesh: str, tmp_path: Path) -> None:
     onnx.save(models.build(family), tmp_path / "model.onnx")
     partition = irpar.partition(tmp_path / "model.onnx", mesh, pipeline=scattering(1))
@@ -54,6 +58,36 @@ def test_all_families_scattered(family: str, seed: int) -> None:
     partition = irpar.partition(models.build(family), "tp=2", pipeline=scattering(seed))
     partition.verify(engine="numpy").check()
     assert partition.executor("numpy").log.copies.differences(partition.plan.copies) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "mesh", "placing"),
+    [
+        ({"optimizer": "adam"}, "dp=2,tp=2", PlaceOptimizer()),
+        *(
+            pytest.param({"optimizer": "adamw", **precision}, mesh, placing, marks=pytest.mark.slow)
+            for precision in ({}, {"precision": "bf16"})
+            for mesh in ("d=1", "dp=2,tp=2")
+            for placing in (PlaceOptimizer(), ScatterPlaces(0), ScatterPlaces(1))
+        ),
+    ],
+)
+def test_a_step_of_training_keeps_its_numbers(options: Mapping[str, str], mesh: str, placing: Pass) -> None:
+    step = classifier(**options)
+    for name, cut in MESHES.get(mesh, {}).items():
+        step.shard(name, cut)
+    made = irpar.partition(step, mesh), irpar.partition(step, mesh, pipeline=with_pass(placing))
+    found = []
+    for partition in made:
+        with partition.session(engine="numpy") as session:
+            losses = [session.run({**batch(number), "learning_rate": np.float32(0.01)})["loss"] for number in range(2)]
+            found.append({**session.read_all(), "losses": np.array(losses)})
+        assert partition.executor("numpy").log.copies.differences(partition.plan.copies) == []
+    plain, placed = (max(rank["peak_bytes"] for rank in partition.plan.ranks) for partition in made)
+    assert placed < plain
+    expected, given = found
+    for name, array in expected.items():
+        np.testing.assert_allclose(given[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

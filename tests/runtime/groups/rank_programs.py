@@ -309,6 +309,7 @@ def partitions(name: str, folder: str, engine: str = "ort", tolerance: str = "")
                 continue
             partition.verify(engine=engine, group=name, tolerance=limit).check()
             different = executor.log.differences(partition.plan.collectives)
+            different += executor.log.copies.differences(partition.plan.copies)
             assert different == [], f"{path.name}: {different}"
             print(f"{path.name} is right: {len(executor.log)} collectives")
 

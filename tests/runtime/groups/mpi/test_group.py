@@ -11,14 +11,18 @@ import sys
 import time
 from pathlib import Path
 
+import onnx
 import pytest
 
+import irpar
+from irpar import models
 from irpar.sharding import Mesh
 from tests.patience import SECONDS, patient
 from tests.runtime.groups.launched_ranks import PROGRAMS, ROOT, Ended, seconds_after_fault
 from tests.runtime.groups.mpi_libraries import NAMES, Library, end, find
 from tests.runtime.groups.mpi_libraries import PROGRAMS as MPI_PROGRAMS
 from tests.runtime.groups.two_hosts import ADDRESSES, missing, two_hosts
+from tests.scattered_places import scattering
 from tests.test_families import PLANNED, partitioned
 
 BOUND = 15.0
@@ -114,6 +118,17 @@ def test_families_on_ranks_that_have_their_own_parts_alone(library: Library, tmp
     assert ended.code == 0, ended.err
     for case in PLANNED:
         assert f"{case} is right" in ended.out
+
+
+@pytest.mark.slow
+def test_copies_between_memories_are_those_of_the_plan(library: Library, tmp_path: Path) -> None:
+    onnx.save(models.build("gpt"), tmp_path / "model.onnx")
+    partition = irpar.partition(tmp_path / "model.onnx", "dp=2,tp=2", pipeline=scattering(0))
+    assert partition.plan.copies
+    partition.save(tmp_path / "partitions" / "gpt")
+    ended = library.run(4, PROGRAMS, "mpi", "partitions", str(tmp_path / "partitions"), "numpy", seconds=120)
+    assert ended.code == 0, ended.err
+    assert "gpt is right" in ended.out
 
 
 def copy_of_rank(whole: Path, rank: int, folder: Path) -> None:
