@@ -30,7 +30,7 @@ class Program:
         source: the program.
         graph: what placement is decided on.
         unit_of: node that is no view to the number of its unit; input, constant or state to that of where it lies, but
-            for constants that only views read, such as sizes.
+            for constants that are only sizes of views.
         views: values that are views, and whose bytes they are; one is made on each side that reads it.
         refusals: number of a unit to why it cannot be on the host.
     """
@@ -42,8 +42,12 @@ class Program:
     refusals: dict[int, str]
 
     def names(self) -> dict[str, list[int]]:
-        """What units are known by: scopes and names in the model of nodes, names of values; and the units."""
-        found: dict[str, dict[int, None]] = {}
+        """What units are known by: scopes and names in the model of nodes, names of values; and the units.
+
+        Of views there are none: these are where they are read.
+        """
+        views = (value.node for value in self.views)
+        found: dict[str, dict[int, None]] = {name: {} for node in views if node is not None for name in names_of(node)}
         for thing, unit in self.unit_of.items():
             for name in names_of(thing):
                 found.setdefault(name, {})[unit] = None
@@ -152,7 +156,7 @@ class _Reader:
             until = self.times[last[value]] if value in self.graph.states and value in last else BEFORE
             self.found[value] = _Read(value, BEFORE, until)
         for value in self.graph.constants:
-            if not value.has_uses or any(node not in self.viewing for node in value.users):
+            if not value.has_uses or any(node not in self.viewing or not index for node, index in value.uses):
                 self.found[value] = _Read(value, BEFORE, end)
         for node in self.nodes:
             for value in node.results:

@@ -45,6 +45,7 @@ class _Writer:
         }
         self.copies = CopyWriter(self.graph)
         self.there: dict[tuple[Value, Place], Value] = {}
+        self.twins: dict[tuple[Value, Place], Value] = {}
 
     def write(self) -> None:
         nodes = list(self.graph)
@@ -63,8 +64,6 @@ class _Writer:
         """Where something is; a view where that is of which it is one."""
         if thing in self.where:
             return self.where[thing]
-        if isinstance(thing, Value) and thing.is_constant:
-            return thing.memory  # type: ignore[return-value]  # No constant lies on a disk here.
         value = thing.result if isinstance(thing, Node) else thing
         root = self.program.views.get(value, value)
         return self.where[root if root.node is None else root.node]
@@ -85,7 +84,7 @@ class _Writer:
         if known is None:
             if value in self.program.views:
                 known = self._view(value, place, before)
-            elif value.is_constant and (place == "host" or value not in self.where):
+            elif value.is_constant and place == "host":
                 known = self._twin(value, place)
             else:
                 known = self._copy(value, place, before)
@@ -100,10 +99,15 @@ class _Writer:
         return self.copies.copy(value, place, before, why=why)
 
     def _twin(self, value: Value, place: Place) -> Value:
-        """The same numbers in the other memory."""
-        made = clone_value(value)
-        made.memory = place
-        return self.graph.adopt_constant(made)
+        """The same numbers in a memory from the start."""
+        if value.memory == place:
+            return value
+        known = self.twins.get((value, place))
+        if known is None:
+            made = clone_value(value)
+            made.memory = place
+            known = self.twins[value, place] = self.graph.adopt_constant(made)
+        return known
 
     def _view(self, value: Value, place: Place, before: Node) -> Value:
         """The same view of what stands there for what it is a view of."""
@@ -113,13 +117,18 @@ class _Writer:
         made.phase, made.stage = before.phase, before.stage
         for new in made.results:
             new.source = None
-        for index, operand in enumerate(view.operands):
-            if operand is not None:
-                made.set_operand(index, self._value(operand, place, before))
+        made.set_operand(0, self._value(view.inputs[0], place, before))
         put(made, place)
         made.place = None if place == "device" else place
         self.graph.insert_before(before, made)
+        self._give_sizes(made, place)
         return made.result
+
+    def _give_sizes(self, view: Node, place: Place) -> None:
+        """Let a view read its sizes where it is: constants."""
+        for index, operand in enumerate(view.operands):
+            if index and operand is not None:
+                view.set_operand(index, self._twin(operand, place))
 
     def _mend_views(self, nodes: Sequence[Node]) -> None:
         """Views that nobody reads go, the others read sizes that are where they are."""
@@ -128,7 +137,7 @@ class _Writer:
                 if not any(value.has_uses for value in node.results):
                     node.erase()
                 else:
-                    self._read_there(node, self._place(node))
-        for value, _ in self.there:
-            if value.is_constant and not value.has_uses:
+                    self._give_sizes(node, self._place(node))
+        for value, _ in self.twins:
+            if not value.has_uses:
                 self.graph.remove_constant(value)

@@ -1,0 +1,105 @@
+"""Programs that `place` made: their numbers, what they copy, and what the device holds."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import irpar
+from irpar import models
+from irpar.analysis.placement.of_program import host_refusal
+from irpar.ir import Module
+from irpar.pass_manager import Pass, PassManager, PassResult
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, composed
+from irpar.passes.place import Place
+from tests.training.programs import batch, classifier
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class PlaceAtRandom(Pass):
+    """Pin every other node that may be on the host to it."""
+
+    name: ClassVar[str] = "place-at-random"
+    seed: int = 0
+
+    def run(self, module: Module) -> PassResult:
+        random = Random(self.seed)
+        names = [
+            node.results[0].source_name
+            for graph in module.graphs
+            for node in graph
+            if node.results and host_refusal(node) is None
+        ]
+        chosen = [name for name in dict.fromkeys(names) if random.random() < 0.5]
+        return Place(tuple(chosen), (), "device").run(module)
+
+
+def _scattered(family: str, mesh: str, seed: int) -> irpar.Partition:
+    passes = [*PassManager.parse(DEFAULT_PIPELINE).passes]
+    manager = PassManager([*passes[:-2], PlaceAtRandom(seed), *passes[-2:]])
+    return irpar.partition(models.build(family), mesh, pipeline=manager)
+
+
+def _check(partition: irpar.Partition) -> None:
+    partition.verify(engine="numpy").check()
+    log = partition.executor("numpy").log.copies
+    assert log.differences(partition.plan.copies) == []
+    assert log.copied_bytes == partition.plan.totals["copied_bytes"]
+
+
+@pytest.mark.parametrize(("family", "mesh"), [("mlp", "tp=2"), ("dlrm", "tp=1")])
+def test_nodes_on_the_host_compute_what_the_original_does(family: str, mesh: str) -> None:
+    partition = _scattered(family, mesh, 0)
+    assert {(entry["from"], entry["to"]) for entry in partition.plan.copies} == {("device", "host"), ("host", "device")}
+    _check(partition)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize("seed", range(3))
+def test_all_families_with_nodes_on_the_host(family: str, seed: int) -> None:
+    _check(_scattered(family, "tp=2", seed))
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_a_step_with_its_optimizer_on_the_host_learns_the_same(precision: str) -> None:
+    states = []
+    for passes in ([], ["place{host=[*.m], rest=device}"]):
+        step = classifier(optimizer="adamw", precision=precision)
+        made = irpar.partition(step, "d=1", pipeline=composed(programs=passes))
+        with made.session(engine="numpy") as session:
+            losses = [
+                session.run({**batch(number), "learning_rate": np.float32(0.01)})["loss"] for number in range(STEPS)
+            ]
+            states.append({entry["name"]: session.read(entry["name"]) for entry in made.plan.state})
+        states[-1]["loss"] = np.array(losses)
+        if passes:
+            assert {entry["memory"] for entry in made.plan.state if entry["kind"] == "moment"} == {"host"}
+            assert made.plan.totals["copied_bytes"] > 0
+            assert made.executor("numpy").log.copies.differences(made.plan.copies) == []
+    plain, placed = states
+    assert plain.keys() == placed.keys()
+    for name, array in plain.items():
+        np.testing.assert_allclose(
+            placed[name].astype(np.float64), array.astype(np.float64), rtol=1e-2 if "bf16" in precision else 1e-5
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["run", "train"])
+def test_a_gpt_with_a_third_of_the_memory(mode: str) -> None:
+    def model() -> Module:
+        module = irpar.load(models.build("gpt", hidden=256, layers=2, heads=4, vocab=512, batch=1, seq=64))
+        return module if mode == "run" else irpar.train_step(module, optimizer="adamw")
+
+    plain = irpar.partition(model(), "d=1")
+    needed = plain.plan.ranks[0]["peak_bytes"]
+    limit = 0.3 * needed
+    made = irpar.partition(model(), "d=1", pipeline=composed(programs=[f"place{{limit-gb={limit / 1e9:.9f}}}"]))
+    assert made.plan.ranks[0]["peak_bytes"] <= limit
+    assert made.plan.ranks[0]["host_bytes"] > 0
+    _check(made)
