@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.completion.flow import Flow, require_global
-from irpar.analysis.completion.moves import cost_of_moves
+from irpar.analysis.completion.moves import cost_of_moves, cost_of_placements, placements_of
 from irpar.analysis.completion.placement import Axes, FactorAxes, Placement, RuleView
+from irpar.analysis.completion.refinement import refine
+from irpar.analysis.cost.model import Cost
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.types.symbols import require_static
 from irpar.ir import UNKNOWN, Decision, Module, Node, Value, tensor_type
@@ -17,6 +19,7 @@ from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
 from .choice import improve
 from .free_results import leading_operands, shares_of_results
 from .rounds import Rounds, passes_all_on
+from .spreading import spread_rows
 
 
 @dataclass(frozen=True)
@@ -148,21 +151,20 @@ class _Completion:
             forward = not forward
 
     def _choose(self) -> bool:
-        """Let values around conflicts be sharded so that least is sent; False where nothing is better than it is."""
-        chosen = improve(self.flow, self.pinned, self.network, self.rounds.kept).shardings
-        if not chosen:
+        """Let values be sharded so that least is sent; False where nothing is better than it is."""
+        looks = (improve, spread_rows)
+        near, spread = (look(self.flow, self.pinned, self.network, self.rounds.kept).shardings for look in looks)
+        if not near and not spread:
             return False
-        changed = [*chosen, *self._free_constants()]
-        before = {value: value.sharding for value in changed}
-        self._settle_constants()
-        plain = self._cost()
-        for value, sharding in {**before, **chosen}.items():
-            value.sharding = sharding
-        self._settle_constants()
-        # The choice prices every reader by itself.
-        if self._cost() >= plain:
-            for value, old in before.items():
-                value.sharding = old
+        before = {value: value.sharding for value in (*near, *spread, *self._free_constants())}
+        chosen: Mapping[Value, Sharding] = {}
+        # What was found prices every reader by itself.
+        if near and self._cost_with(before) > self._cost_with({**before, **near}):
+            chosen = near
+        if spread and self._refined_cost_with({**before, **chosen}) > self._refined_cost_with({**before, **spread}):
+            chosen = spread
+        self._shard({**before, **chosen})
+        if not chosen:
             return False
         self.chosen = len(chosen)
         for value in chosen:
@@ -173,9 +175,23 @@ class _Completion:
         self._explain(chosen)
         return True
 
-    def _cost(self) -> tuple[int, int]:
-        """What the moves would cost that insert-redistribution makes of how values are sharded now."""
+    def _cost_with(self, shardings: Mapping[Value, Sharding | None]) -> Cost:
+        """What the moves would cost that insert-redistribution makes, with some values sharded so."""
+        self._shard(shardings)
         return cost_of_moves(self.flow, self.network, self.pinned.__contains__, self.module.annotated)
+
+    def _refined_cost_with(self, shardings: Mapping[Value, Sharding | None]) -> Cost:
+        """The same where nodes run as is best with all readers of a value in view: what weights become is sent once."""
+        self._shard(shardings)
+        flow, annotated = self.flow, self.module.annotated
+        placements = refine(flow, placements_of(flow, self.network), self.network, annotated)
+        return cost_of_placements(flow, placements, self.network, self.pinned.__contains__, annotated)
+
+    def _shard(self, shardings: Mapping[Value, Sharding | None]) -> None:
+        """Let values be sharded so, and constants as that needs them."""
+        for value, sharding in shardings.items():
+            value.sharding = sharding
+        self._settle_constants()
 
     def _share_results(self) -> None:
         """Let each device keep a share of the sums that nobody needs whole."""
@@ -206,7 +222,7 @@ class _Completion:
         while waiting:
             found = [
                 (value, name, why) for value, name in waiting if (why := self._chosen_because(value, name, waiting))
-            ]
+            ] or [(value, name, why) for value, name in waiting if (why := self._spread_because(value, name))]
             if not found:
                 break
             for value, name, why in sorted(found, key=lambda entry: (entry[0].name, entry[1])):
@@ -226,6 +242,20 @@ class _Completion:
                         why = f"follows %{other.name} through {node.title}, which sends least"
                         return Decision(why, other.name, (name,))
         return None
+
+    def _spread_because(self, value: Value, name: str) -> Decision | None:
+        """Which annotated value a mesh axis, that cuts another dim of it, was taken from to cut one by."""
+        for node in self.flow.neighbours(value):
+            for other in node.inputs if self.views.get(node) else ():
+                if other in self.pinned and other is not value and name in self._axis_names(other):
+                    why = f"takes {name} from %{other.name} at {node.title}, which is gathered there: that sends least"
+                    return Decision(why, other.name, (name,))
+        return None
+
+    @staticmethod
+    def _axis_names(value: Value) -> set[str]:
+        assert value.sharding is not None
+        return {axis.name for axis in value.sharding.all_axes}
 
     def _factors_with(self, view: RuleView, value: Value, name: str) -> set[int]:
         """The factors of a node that an axis cuts in one of its values, reduced ones included."""

@@ -69,11 +69,14 @@ def improve(
         network: what communication costs, and computation, if it knows devices.
         kept: values that keep these axes of their dims, and may only get others beside them.
     """
-    return _Chooser(flow, set(pinned), network, kept or {}).run()
+    return Chooser(flow, set(pinned), network, kept or {}).run()
 
 
-class _Chooser:
+class Chooser:
     """One run.
+
+    Args:
+        flow, pinned, network, kept: as for `improve`.
 
     Attributes:
         states: per value its alternatives, the first as it is.
@@ -109,13 +112,8 @@ class _Chooser:
 
     def run(self) -> Choice:
         self._find_parts()
-        for node, view in self.views.items():
-            if self._is_torn(node, view):
-                self._suggest(view, self._situation(view, self._lies(view)).placements(view))
-        while self.waiting:
-            node, value, state = self.waiting.popleft()
-            view = self.views[node]
-            self._suggest(view, self._followed(view, value, state))
+        self._begin()
+        self._follow()
         for node in self.flow.nodes:
             self._bound(node)
         self._bound_all()
@@ -123,6 +121,19 @@ class _Chooser:
         if not variables:
             return Choice({}, 0, 0, 0)
         return self._solve(variables)
+
+    def _begin(self) -> None:
+        """Suggest ways to run nodes, from which alternatives of other values follow."""
+        for node, view in self.views.items():
+            if self._is_torn(node, view):
+                self._suggest(view, self._situation(view, self._lies(view)).placements(view))
+
+    def _follow(self) -> None:
+        """Suggest what follows from alternatives that are new."""
+        while self.waiting:
+            node, value, state = self.waiting.popleft()
+            view = self.views[node]
+            self._suggest(view, self._followed(view, value, state))
 
     # -- how values lie -------------------------------------------------------------------------------------------
 
@@ -355,7 +366,9 @@ class _Chooser:
         for node in self.flow.nodes:
             for table in self._tables(node, number):
                 tables.append(table)
-                problem.add(*table)
+        tables += [([number[value]], costs) for value in variables if (costs := self._brought(value)) is not None]
+        for table in tables:
+            problem.add(*table)
         for value in variables:
             # Among equals as it was.
             problem.add([number[value]], _AS_IT_WAS[: len(self.states[value])])
@@ -368,7 +381,12 @@ class _Chooser:
             return Choice({}, before, before, len(variables))
         picked = {value: self.states[value][chosen[number[value]]] for value in variables}
         changed = {value: state for value, state in picked.items() if state != value.sharding}
+        changed = {value: state for value, state in changed.items() if value not in self.pinned}
         return Choice(changed, before, after, len(variables))
+
+    def _brought(self, value: Value) -> np.ndarray | None:
+        """What it costs to bring a value to each of its alternatives, before any node reads it; None: nothing."""
+        return None
 
     def _tables(self, node: Node, number: Mapping[Value, int]) -> Iterator[tuple[list[int], np.ndarray]]:
         """What a node costs in all states of its values."""
