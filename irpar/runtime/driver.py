@@ -84,6 +84,8 @@ class Driver:
     def __init__(self, messenger: Messenger, others: Sequence[int]) -> None:
         self._messenger = messenger
         self.others = tuple(others)
+        self._logs: dict[int, str] = {}
+        """What each has logged last: it tells what differs from that."""
         self._is_open = True
 
     def meet(self) -> None:
@@ -119,9 +121,10 @@ class Driver:
 
     def answer(self, rank: int, log: CollectiveLog) -> Answer:
         """What a rank answers; what it logged goes into `log`."""
-        answer = Answer(*decode(self._messenger.receive(rank)))
-        log.add_text(rank, answer.log)
-        return answer
+        blocks, told, read_bytes = decode(self._messenger.receive(rank))
+        text = self._logs[rank] = self._logs[rank] if told is None else told
+        log.add_text(rank, text)
+        return Answer(blocks, text, read_bytes)
 
     def close(self) -> None:
         """Let the others end; a rank that is gone is no reason to fail now."""
@@ -161,12 +164,14 @@ def serve(messenger: Messenger, run: Callable[[Request], Answer]) -> None:
     """
     try:
         messenger.send(DRIVER, encode([READY]))
+        told: str | None = None
         while True:
             what, *rest = decode(messenger.receive(DRIVER))
             if what == CLOSE:
                 return
             answer = run(Request(*rest))
-            messenger.send(DRIVER, encode([dict(answer.blocks), answer.log, answer.read_bytes]))
+            log, told = None if answer.log == told else answer.log, answer.log
+            messenger.send(DRIVER, encode([dict(answer.blocks), log, answer.read_bytes]))
     except BaseException as error:
         abort(messenger, error)
         raise

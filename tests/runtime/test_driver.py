@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from irpar.runtime.driver import READY, Driver, abort
+from irpar.runtime.driver import CLOSE, READY, Answer, Driver, Request, abort, serve
 from irpar.runtime.errors import InputError, MismatchError, PeerError, ProgramError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Messenger
@@ -53,6 +53,36 @@ def test_the_driver_gets_whole_results_and_the_log_of_all_ranks():
     np.testing.assert_allclose(second["hidden"], inputs["x"] @ mlp_weights()["w1"], rtol=1e-5)
     np.testing.assert_array_equal(second["w1"], mlp_weights()["w1"])
     assert log == [Record(0, "all_reduce", "f32", 48, ("tp",))]
+
+
+def test_a_log_like_the_last_one_is_not_sent_again():
+    class Line:
+        def __init__(self, come):
+            self.come, self.sent = list(come), []
+
+        def send(self, rank, message):
+            self.sent.append(message)
+
+        def receive(self, rank):
+            return self.come.pop(0)
+
+    class Log:
+        texts = ()
+
+        def add_text(self, rank, text):
+            self.texts = (*self.texts, text)
+
+    asking = Line([])
+    for _ in range(4):
+        Driver(asking, [1]).ask(1, Request({}))
+    answers, logs = Line([*asking.sent, encode([CLOSE])]), ["first" * 99, "first" * 99, "second" * 99, "second" * 99]
+    given = iter(logs)
+    serve(answers, lambda request: Answer({}, next(given)))
+    _ready, *sent = answers.sent
+    assert [len(message) > 400 for message in sent] == [True, False, True, False]
+    driver, log = Driver(Line(sent), [1]), Log()
+    assert [driver.answer(1, log).log for _ in logs] == logs
+    assert list(log.texts) == logs
 
 
 def test_a_rank_that_takes_long_to_become_ready_is_told_of(capsys):
