@@ -235,7 +235,7 @@ def test_what_lies_in_another_memory_is_not_touched() -> None:
 
 def test_and_a_value_knows_at_run_time_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that no check has seen still does not touch what lies elsewhere."""
-    monkeypatch.setattr("irpar.runtime.executor.check_spaces", lambda parts: None)
+    monkeypatch.setattr("irpar.runtime.local_ranks.check_spaces", lambda parts: None)
     crossing = HOST_STEP.replace("Add(%ab, %d)", "Add(%ab, %h)")
     with pytest.raises(RunError, match=r"what runs on the device reads %h, which lies on the host"):
         partitioned(crossing).run(GIVEN, engine="numpy")
