@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from irpar.annotations.named import infer_undeclared_types
+from irpar.annotations.named import infer_where_annotated
 from irpar.ir import Module, clone_module
 from irpar.ir.collector import collector_off
 from irpar.module_pipeline import default_pipeline
@@ -184,8 +184,7 @@ def _prepared(
 
         work.network = find_network(network).text
     if given is not None:
-        if work.annotations:
-            infer_undeclared_types(work)
+        infer_where_annotated(work, work.annotations)
         work.set_mesh(given)
     return work
 

@@ -102,3 +102,10 @@ def infer_undeclared_types(module: Module) -> None:
     from irpar.analysis.types.inference import infer_module
 
     infer_module(module)
+
+
+def infer_where_annotated(module: Module, annotations: Sequence[Annotation]) -> None:
+    """The same, where annotations name what nodes make: inputs and constants have their types."""
+    named = module.named_values
+    if any(value.node is not None for annotation in annotations for value in named.matches(annotation)):
+        infer_undeclared_types(module)

@@ -76,7 +76,7 @@ def shardings_of(mesh: str | None, shardings: Path | None) -> "tuple[ShardingsFi
 
 def annotate_by(module: Module, file: "ShardingsFile", mesh: Mesh | None, *, needs_mesh: bool = True) -> int:
     """As `annotate_model`, with what `shardings_of` gives."""
-    from irpar.annotations.named import infer_undeclared_types
+    from irpar.annotations.named import infer_undeclared_types, infer_where_annotated
 
     if mesh is not None:
         module.set_mesh(mesh)
@@ -85,7 +85,8 @@ def annotate_by(module: Module, file: "ShardingsFile", mesh: Mesh | None, *, nee
             "there is no mesh to shard the model over",
             do="give the devices: --mesh dp=2,tp=4, or a mesh in the --shardings file",
         )
-    if file.entries:
+    if file.entries > len(file.tensors):
         infer_undeclared_types(module)
+    infer_where_annotated(module, file.tensors)
     file.annotate(module)
     return file.entries

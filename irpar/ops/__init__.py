@@ -3,7 +3,16 @@
 from . import collectives, memory_copies  # noqa: F401 - the verifier's checks are there as soon as operators are
 from .bodies import OPEN_BODIES, called_communication, has_open_bodies, holds_collectives
 from .op_def import OpDef, definition, definitions, traits, traits_of_operator
-from .registry import define, factor_rule, flops, kind_of_rule, other_rules, program_factors, program_of
+from .registry import (
+    define,
+    factor_rule,
+    flops,
+    infers_by_operands,
+    kind_of_rule,
+    other_rules,
+    program_factors,
+    program_of,
+)
 from .replicate_only import why_replicated
 from .rule import FactorRule, Kind, RuleBuilder, broadcast_rule, reshape_factors, whole
 
@@ -22,6 +31,7 @@ __all__ = [
     "flops",
     "has_open_bodies",
     "holds_collectives",
+    "infers_by_operands",
     "kind_of_rule",
     "other_rules",
     "program_factors",

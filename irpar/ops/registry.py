@@ -1,10 +1,11 @@
 """Registering operators, and what their definitions say of a node."""
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from irpar.ir import ArrayTensor, DType, Ints, Node, Type, Value, tensor_type
+from irpar.ir import ArrayTensor, DType, Ints, LazyTensor, Node, Tensor, Type, Value, tensor_type
 from irpar.sharding import IrparError
 
 from .facts import CannotTellError, data_of, refers_to_call
@@ -18,7 +19,9 @@ _MOST_ELEMENTS = 64
 """Of a constant that makes nodes alike by its numbers."""
 _NOT_ASKED = object()
 _OWN: set[tuple[str, str]] = set()
-"""Operators without local programs whose rules read nothing beside what `_likeness` tells."""
+"""Operators whose rules and local programs read nothing beside what `_likeness` tells."""
+_FOREIGN: set[tuple[str, str]] = set()
+"""Operators whose result types others than irpar infer."""
 
 
 def define(made: OpDef) -> OpDef:
@@ -41,14 +44,18 @@ def define(made: OpDef) -> OpDef:
         ),
     )
     DEFINITIONS[key] = guarded
-    if made.rule is not None and _is_own(made.rule) and made.local_program is None and not made.other_programs:
+    program = made.local_program
+    is_told = program is None or not (program.reads_elements or program.rule)
+    if made.rule is not None and _is_own(made.rule) and is_told and not made.other_programs:
         _OWN.add(key)
+    if made.infer is not None and not _is_own(made.infer):
+        _FOREIGN.add(key)
     return guarded
 
 
-def _is_own(rule: Rule) -> bool:
+def _is_own(answer: Rule | Infer) -> bool:
     """Rules of irpar itself read nothing beside what `_likeness` tells; what those of others read nobody knows."""
-    return getattr(rule, "__module__", "").startswith(f"{__package__}.")
+    return getattr(answer, "__module__", "").startswith(f"{__package__}.")
 
 
 class MisfitError(IrparError):
@@ -134,13 +141,29 @@ def _likeness(node: Node) -> Hashable | None:
         if value is not None and (value.data is not None or value.node is not None):
             data = data_of(value)
             if value.data is not None or data is not None:
-                if data is None or data is not value.data or not isinstance(data, ArrayTensor):
+                told = None if data is None or data is not value.data else _told(data, node)
+                if told is None:
                     return None
-                if data.size > _MOST_ELEMENTS or data.dtype is DType.STR:
-                    return None
-                operands.append((data.shape, data.raw()))
+                operands.append(told)
         operands.append(None if value is None else value.type)
     return node.version, tuple(attributes), tuple(operands), tuple([value.type for value in node.results])
+
+
+def _told(data: Tensor, node: Node) -> Hashable | None:
+    """What a rule reads of a constant; None where that is too much, or lies in a file.
+
+    Rules read indices, and of other numbers those that there are for each dim, such as the scales of a Resize: of
+    weights only that they are there.
+    """
+    if not data.dtype.is_index and data.dtype is not DType.STR and data.size > _rank_of_result(node):
+        return data.shape
+    is_at_hand = isinstance(data, (ArrayTensor, LazyTensor)) and data.dtype is not DType.STR
+    return (data.shape, data.raw()) if is_at_hand and data.size <= _MOST_ELEMENTS else None
+
+
+def _rank_of_result(node: Node) -> float:
+    type_ = tensor_type(node.results[0].type) if node.results else None
+    return math.inf if type_ is None or type_.rank is None else type_.rank
 
 
 def _check_ranks(rule: FactorRule, node: Node) -> None:
@@ -166,11 +189,16 @@ def _is_empty_list(value: Value) -> bool:
 
 
 def kind_of_rule(node: Node) -> Hashable | None:
-    """Equal for nodes that have the same rule, shapes, and no local programs; None where that is not known."""
+    """Equal for nodes that have the same rule, shapes and local program, if any; None where that is not known."""
     if node.callee is not None or node.identity not in _OWN:
         return None
     found, alike = definition(node), _likeness(node)
     return None if found is None or alike is None else (node.identity, found.rule, alike)
+
+
+def infers_by_operands(node: Node) -> bool:
+    """Whether a node's result types are inferred of its operator, attributes and operands; of others nobody knows."""
+    return definition(node) is None or node.identity not in _FOREIGN
 
 
 def factor_rule(node: Node) -> FactorRule | None:

@@ -25,7 +25,7 @@ from irpar.ops.effects import is_compute
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Reduction, Sharding, are_disjoint
 
-from .choice_memory import AlikeNodes, Followed, alike_nodes
+from .choice_memory import AlikeNodes, Followed, Offers, alike_nodes, offers_of
 from .elimination import Elimination
 
 MOST_STATES = 6
@@ -81,8 +81,8 @@ class Chooser:
     Attributes:
         states: per value its alternatives, the first as it is.
         free: per view which of its values cost nothing to bring anywhere.
-        suggested: per view what its values may lie for already.
-        followed: per view how the node may run where one value has an alternative.
+        offered: per value the alternatives that were considered already, by their ids.
+        followed: per view what the node offers its values where one has an alternative.
     """
 
     def __init__(self, flow: Flow, pinned: set[Value], network: Network, kept: Mapping[Value, Sequence[Axes]]) -> None:
@@ -105,7 +105,8 @@ class Chooser:
         self.kinds: dict[Node, AlikeNodes] = {}
         self.movable: dict[Value, bool] = {}
         self.free: dict[RuleView, tuple[bool, ...]] = {}
-        self.suggested: defaultdict[RuleView, set[Placement]] = defaultdict(set)
+        self.offered: defaultdict[Value, dict[int, Sharding]] = defaultdict(dict)
+        self.carried_on: dict[tuple[Value, Reduction], bool] = {}
         self.followed: dict[RuleView, Followed] = {}
         self.work = 1.0
         self.parts: set[Value] = set()
@@ -126,7 +127,7 @@ class Chooser:
         """Suggest ways to run nodes, from which alternatives of other values follow."""
         for node, view in self.views.items():
             if self._is_torn(node, view):
-                self._suggest(view, self._situation(view, self._lies(view)).placements(view))
+                self._suggest(view, offers_of(view, self._situation(view, self._lies(view)).placements(view)))
 
     def _follow(self) -> None:
         """Suggest what follows from alternatives that are new."""
@@ -209,6 +210,12 @@ class Chooser:
 
     def _is_carried_on(self, value: Value, reduce: Reduction) -> bool:
         """Whether a reader of a value takes parts of it."""
+        known = self.carried_on.get((value, reduce))
+        if known is None:
+            known = self.carried_on[value, reduce] = self._finds_carrier(value, reduce)
+        return known
+
+    def _finds_carrier(self, value: Value, reduce: Reduction) -> bool:
         if not self._may_change(value) or value in self.outputs:
             return False
         return value in self.parts and any(
@@ -218,22 +225,17 @@ class Chooser:
             for operands in carriers(user, reduce)
         )
 
-    def _suggest(self, view: RuleView, placements: Iterable[Placement]) -> None:
+    def _suggest(self, view: RuleView, offers: Offers) -> None:
         """Let the values of a node be sharded as ways to run it want them; said again it changes nothing."""
-        known = self.suggested[view]
-        count = view.operand_count
-        for placement in placements:
-            if placement in known:
+        values = view.values
+        for place, state, is_part in offers:
+            value = values[place]
+            if value is None or id(state) in self.offered[value]:
                 continue
-            known.add(placement)
-            for value, needed in zip(view.values[:count], placement.operands, strict=True):
-                if value is not None and needed is not None:
-                    self._add(value, needed)
-            for value, given in zip(view.values[count:], placement.results, strict=True):
-                if value is not None and given is not None:
-                    self._add(value, given.with_partial(()))
-                    if given.partial and self._is_carried_on(value, given.reduce):
-                        self._add(value, given)
+            if is_part and not self._is_carried_on(value, state.reduce):
+                continue
+            self.offered[value][id(state)] = state
+            self._add(value, state)
 
     def _add(self, value: Value, state: Sharding) -> None:
         if not self._may_change(value) or (state.partial and value in self.outputs):
@@ -253,19 +255,23 @@ class Chooser:
         kept = self.kept.get(value, ())
         return all(axes[: len(old)] == old for axes, old in zip(state.axes, kept, strict=bool(kept)))
 
-    def _followed(self, view: RuleView, value: Value, state: Sharding) -> Iterable[Placement]:
-        """How a node may run where one of its values has an alternative, the others lying as they do."""
+    def _followed(self, view: RuleView, value: Value, state: Sharding) -> Offers:
+        """What a node offers its values where one of them has an alternative, the others lying as they do."""
         places = tuple([place for place, other in enumerate(view.values) if other is value])
-        if state.partial:
-            # What is carried on depends on the states that others have by then.
-            return self._ways_around(view, value, state, places)
         known = self.followed.get(view)
         if known is None:
             known = self.followed[view] = self._followed_alike(view)
-        found = known.get((places, state))
+        # What is carried on depends on the states that others have by then.
+        beside = self._parts_beside(view, state) if state.partial and places[0] < view.operand_count else ()
+        found = known.get((places, state, beside))
         if found is None:
-            found = known[places, state] = tuple(dict.fromkeys(self._ways_around(view, value, state, places)))
+            found = offers_of(view, self._ways_around(view, value, state, places))
+            known[places, state, beside] = found
         return found
+
+    def _parts_beside(self, view: RuleView, state: Sharding) -> tuple[bool, ...]:
+        """Which operands of a node can be partial in the same way."""
+        return tuple([self._may_be(value, state) for value in view.values[: view.operand_count]])
 
     def _followed_alike(self, view: RuleView) -> Followed:
         """What was found of nodes that are alike and lie alike."""

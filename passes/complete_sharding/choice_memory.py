@@ -1,6 +1,6 @@
 """What the choice found out of a node, for all that are alike: layers, and the variants of a graph that are tried."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -12,8 +12,11 @@ from irpar.analysis.cost.network import Network
 from irpar.ops.linear import carriers
 from irpar.sharding import Mesh, Sharding
 
-Followed = dict[tuple[tuple[int, ...], Sharding], tuple[Placement, ...]]
-"""Ways to run a node, by the places among its values at which one stands, and the alternative of that."""
+Offers = tuple[tuple[int, Sharding, bool], ...]
+"""The number of a value, how it may lie, and whether that is a result in parts, which somebody has to carry on."""
+Followed = dict[tuple[tuple[int, ...], Sharding, tuple[bool, ...]], Offers]
+"""What a node offers, by the places among its values at which one stands, the alternative of that, and which operands
+may be in parts like it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +26,7 @@ class AlikeNodes:
     Attributes:
         prices: by how the values lie.
         joined: the factor axes of one value and what fits beside them, by its number and how all lie.
-        followed: how the node may run where one value has an alternative, by how all lie and which are pinned.
+        followed: what the node offers where one value has an alternative, by how all lie and which are pinned.
         tables: costs in all alternatives of the values, by all that they depend on beside.
     """
 
@@ -31,6 +34,22 @@ class AlikeNodes:
     joined: dict[Hashable, FactorAxes] = field(default_factory=dict)
     followed: dict[Hashable, Followed] = field(default_factory=dict)
     tables: dict[Hashable, np.ndarray] = field(default_factory=dict)
+
+
+def offers_of(view: RuleView, placements: Iterable[Placement]) -> Offers:
+    """How the values of a node lie in some ways to run it, each once."""
+    count = view.operand_count
+    found: dict[tuple[int, Sharding, bool], None] = {}
+    for placement in placements:
+        for place, needed in enumerate(placement.operands):
+            if needed is not None:
+                found[place, needed, False] = None
+        for place, given in enumerate(placement.results, count):
+            if given is not None:
+                found[place, given.with_partial(()), False] = None
+                if given.partial:
+                    found[place, given, True] = None
+    return tuple(found)
 
 
 def alike_nodes(view: RuleView, is_free: Sequence[bool], times: Sequence[int] | None, network: Network) -> AlikeNodes:

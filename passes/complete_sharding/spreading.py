@@ -22,6 +22,7 @@ from irpar.ops import Kind
 from irpar.sharding import Axis, are_disjoint
 
 from .choice import Choice, Chooser
+from .choice_memory import offers_of
 
 
 def spread_rows(
@@ -47,7 +48,7 @@ class _Spreading(Chooser):
 
     def _begin(self) -> None:
         for view, placement in self._ways:
-            self._suggest(view, [placement])
+            self._suggest(view, offers_of(view, [placement]))
         self._follow()  # A value has few alternatives: those that belong together come first.
         super()._begin()
 

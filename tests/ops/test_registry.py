@@ -1,10 +1,23 @@
 """The registry: one definition an operator, and no answer rather than a wrong one."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from irpar.ir import ArrayTensor, DType, Graph, Node, RefAttribute, TensorType, symbol
-from irpar.ops import FactorRule, Kind, OpDef, define, definition, definitions, factor_rule, flops
+from irpar.ir import (
+    ArrayTensor,
+    DType,
+    ExternalTensor,
+    Graph,
+    LazyTensor,
+    Node,
+    RefAttribute,
+    Tensor,
+    TensorType,
+    symbol,
+)
+from irpar.ops import FactorRule, Kind, OpDef, define, definition, definitions, factor_rule, flops, kind_of_rule
 from irpar.ops.op_def import DEFINITIONS
 
 F32 = DType.F32
@@ -108,3 +121,50 @@ def test_a_rule_of_another_package_is_asked_for_each_node(monkeypatch: pytest.Mo
     for _ in range(2):
         assert factor_rule(node("OfAnother", (4,), result=(4,))) is not None
     assert len(asked) == 2
+
+
+def reading(op: str, *constants: Tensor, result: tuple[int, ...] = (2, 3, 4), **attributes: object) -> Node:
+    """A node of [2, 3, 4] and constants."""
+    graph = Graph()
+    operands = [graph.add_input("x", TensorType(F32, (2, 3, 4)))]
+    operands += [graph.add_constant(data, "c") for data in constants]
+    made = graph.append(Node(op, operands, attributes, version=21))
+    made.result.type = TensorType(F32, result)
+    return made
+
+
+def in_memory(numbers: list[float] | list[int], dtype: DType = DType.I64) -> LazyTensor:
+    array = np.array(numbers, dtype.numpy)
+    return LazyTensor(dtype, array.shape, array.copy)
+
+
+def in_a_file(dtype: DType, *shape: int) -> ExternalTensor:
+    return ExternalTensor(dtype, shape, Path("no.data"), "no.data", 0, 0)
+
+
+def test_nodes_with_other_weights_are_alike_and_no_weight_is_read() -> None:
+    for op, shape in [("MatMul", (4, 4)), ("Add", (4,)), ("LayerNormalization", (4,))]:
+        nodes = [reading(op, weights) for weights in (in_a_file(F32, *shape), in_a_file(F32, *shape))]
+        nodes.append(reading(op, ArrayTensor(np.ones(shape, np.float32))))
+        assert len({kind_of_rule(each) for each in nodes}) == 1
+        assert len({id(factor_rule(each)) for each in nodes}) == 1
+        assert kind_of_rule(nodes[0]) is not None
+
+
+def test_numbers_that_rules_read_tell_nodes_apart() -> None:
+    targets = [reading("Reshape", in_memory(target), result=(6, 4)) for target in ([6, 4], [6, -1], [6, 4])]
+    assert kind_of_rule(targets[0]) == kind_of_rule(targets[2]) != kind_of_rule(targets[1])
+    assert kind_of_rule(reading("Reshape", in_a_file(DType.I64, 2), result=(6, 4))) is None
+    nowhere = in_memory([], DType.F32)
+    kept, grown = (
+        factor_rule(reading("Resize", nowhere, in_memory(scales, F32), result=result))
+        for scales, result in (([1, 1, 1], (2, 3, 4)), ([1, 1, 2], (2, 3, 8)))
+    )
+    assert kept is not None
+    assert grown is not None
+    assert kept != grown
+
+
+def test_what_may_depend_on_elements_or_readers_has_no_kind() -> None:
+    assert kind_of_rule(reading("CumSum", in_memory([1]))) is None  # Its local program works along dim 1 of these.
+    assert kind_of_rule(reading("Softmax")) is not None

@@ -2,9 +2,12 @@
 
 import pytest
 
+from irpar.analysis.types.inference import Inference
 from irpar.analysis.types.type_merge import TypeInferenceError, common, fits, merge
 from irpar.ir import UNKNOWN, DType, SequenceType, TensorType, symbol
 from irpar.ir.text.files import parse_module
+from irpar.ops import OpDef, define, definitions
+from irpar.ops.op_def import DEFINITIONS
 from irpar.passes.infer_types import InferTypes
 
 
@@ -222,3 +225,48 @@ def test_a_baked_target_shape_that_does_not_fit_is_refused():
         TypeInferenceError, match=r"Reshape of f32\[4, 256, 6, 6\] \(36864 elements\) to f32\[1, 9216\]"
     ):
         InferTypes().run(module)
+
+
+def test_equal_nodes_ask_once_and_lists_that_are_computed_are_looked_for(monkeypatch):
+    asked = []
+    ask = Inference._asked
+    monkeypatch.setattr(Inference, "_asked", lambda self, node: asked.append(node.op_type) or ask(self, node))
+    types, _ = types_after(
+        """
+        graph @g(%x: f32[2, 3, 4], %z: f32[4, 3, 2]) -> (%y, %u, %v) opset 21 {
+          %w1 = constant : f32[4, 5] data("w", 0, 80)
+          %w2 = constant : f32[4, 5] data("w", 80, 80)
+          %a = MatMul(%x, %w1) : ?
+          %b = MatMul(%x, %w2) : ?
+          %y = Add(%a, %b) : ?
+          %s = Shape(%x) : ?
+          %t = Shape(%z) : ?
+          %u = Reshape(%x, %s) : ?
+          %v = Reshape(%x, %t) : ?
+        }
+        """
+    )
+    assert asked == ["MatMul", "Add", "Shape", "Shape", "Reshape", "Reshape"]
+    assert [types[name] for name in "yuv"] == ["f32[2, 3, 5]", "f32[2, 3, 4]", "f32[4, 3, 2]"]
+
+
+def test_types_that_another_package_infers_are_asked_of_each_node(monkeypatch):
+    asked = []
+
+    def infer(node):
+        asked.append(node.result.name)
+        return [node.inputs[0].type]
+
+    definitions()
+    made = define(OpDef("", "OfAnother", infer=infer))
+    del DEFINITIONS["", "OfAnother"]
+    monkeypatch.setitem(DEFINITIONS, ("", "OfAnother"), made)
+    types_after(
+        """
+        graph @g(%x: f32[2]) -> (%y, %z) opset 21 {
+          %y = OfAnother(%x) : ?
+          %z = OfAnother(%x) : ?
+        }
+        """
+    )
+    assert asked == ["y", "z"]

@@ -210,7 +210,7 @@ class RuleView:
         return view
 
     def shared(self) -> Mapping[str, Any]:
-        """What is the same for all nodes of the kind: they have one rule, the same types and no local programs."""
+        """What is the same for all nodes of the kind: they have one rule, the same types and no other way to run."""
         names = ("mesh", "rule", "tensors", "operand_count", "program", "program_factors", "_alike", "moves")
         known = ("reads_constants", "none_free", "operand_sizes", "result_sizes", "sums_products", "has_programs")
         return {name: getattr(self, name) for name in (*names, *known)}

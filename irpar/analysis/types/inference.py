@@ -19,12 +19,12 @@ from irpar.ir import (
     Value,
 )
 from irpar.ir.instantiate import body_of_call
-from irpar.ops import definition
+from irpar.ops import definition, infers_by_operands
 from irpar.sharding import option
 
 from . import control_flow
 from .node_checks import check_node
-from .onnx_inference import OnnxInference
+from .onnx_inference import MAX_DATA, MAX_NUMBERS, OnnxInference, key_of
 from .type_merge import TypeInferenceError, fits, is_complete, merge, without_dims
 
 MAX_NOTES = 10
@@ -53,6 +53,7 @@ class Inference:
         self.contradictions = 0
         self.examples: list[str] = []
         self._onnx = OnnxInference()
+        self._known: dict[object, Sequence[Type]] = {}
         self._calls: dict[object, tuple[Type, ...]] = {}
         self._rehearsal: Inference | None = None
 
@@ -116,6 +117,16 @@ class Inference:
         return self._operator(node)
 
     def _operator(self, node: Node) -> Sequence[Type]:
+        """Of nodes that are alike one is asked."""
+        key = _key_of_node(node)
+        types = None if key is None else self._known.get(key)
+        if types is None:
+            types = self._asked(node)
+            if key is not None:
+                self._known[key] = types
+        return types
+
+    def _asked(self, node: Node) -> Sequence[Type]:
         # ONNX is asked in any case, and first: irpar's definitions take it for granted that the operands fit.
         other = self._onnx.result_types(node)
         found = definition(node)
@@ -223,6 +234,27 @@ def _key_of(operand: Value | None) -> object:
     if operand is None:
         return None
     return operand.type, operand.data if operand.data is not None and operand.data.size <= 16 else None
+
+
+def _key_of_node(node: Node) -> object:
+    """What the result types of a node depend on; None where that is too much to compare.
+
+    Lists of few numbers, such as sizes, are looked for through the nodes that make them, and so are those of sequences.
+    """
+    if not infers_by_operands(node) or any(map(_may_list, node.inputs)):
+        return None
+    key = key_of(node)
+    return None if key is None else (key, tuple([value.type for value in node.results]))
+
+
+def _may_list(value: Value) -> bool:
+    """Whether a value may be a list of sizes or scales, or a sequence, that its key does not tell."""
+    type_ = value.type
+    if not isinstance(type_, TensorType) or type_.shape is None or len(type_.shape) > MAX_NUMBERS:
+        return True
+    if value.data is None:
+        return value.node is not None and len(type_.shape) <= 1
+    return type_.dtype.is_index and len(type_.shape) <= 1 and value.data.size > MAX_DATA
 
 
 def _check_reshape(node: Node, type_: Type) -> None:

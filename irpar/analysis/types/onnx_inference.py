@@ -33,7 +33,7 @@ class OnnxInference:
         Raises:
             TypeInferenceError: ONNX refuses operands whose types are known.
         """
-        key = _key(node)
+        key = key_of(node)
         if key is not None and key in self._known:
             return self._known[key]
         types = _infer(node)
@@ -42,7 +42,7 @@ class OnnxInference:
         return types
 
 
-def _key(node: Node) -> object:
+def key_of(node: Node) -> object:
     """What the answer depends on; None where that is too much to compare."""
     attributes = [(name, _attribute_key(value)) for name, value in node.attributes.items()]
     if any(key is None for _, key in attributes):

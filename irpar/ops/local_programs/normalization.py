@@ -308,8 +308,15 @@ def _log_sum_exp(program: ProgramWriter) -> list[Value]:
     return [program.as_reduced(program.cast(found, program.data.dtype))]
 
 
-def _program(count: int, write: Callable[[ProgramWriter], list[Value]], dims: Dims) -> LocalProgram:
-    return LocalProgram(_statistics(count, dims), write, lambda node: dims(node) if _is_float(node) else None)
+def _program(
+    count: int, write: Callable[[ProgramWriter], list[Value]], dims: Dims, *, reads_elements: bool = True
+) -> LocalProgram:
+    return LocalProgram(
+        _statistics(count, dims),
+        write,
+        lambda node: dims(node) if _is_float(node) else None,
+        reads_elements=reads_elements,
+    )
 
 
 def reductions(dims: Dims) -> dict[str, LocalProgram]:
@@ -321,5 +328,8 @@ def reductions(dims: Dims) -> dict[str, LocalProgram]:
 GROUPS = LocalProgram(_group_sends, _group_normalization, _channel_dims)
 """That of GroupNormalization, over channels of a group and places."""
 
-LOCAL_PROGRAMS = {op_type: _program(count, write, _DIMS[op_type]) for op_type, (count, write) in _WRITERS.items()}
+LOCAL_PROGRAMS = {
+    op_type: _program(count, write, _DIMS[op_type], reads_elements=_DIMS[op_type] is _skip_dims)
+    for op_type, (count, write) in _WRITERS.items()
+}
 """Operator to its local program, over the dims that it normalises."""

@@ -74,8 +74,8 @@ class LocalProgram:
             places of queries and of keys by the same axes. Only how a node runs is chosen by it; completion follows
             the rule of the operator.
         manner: how it works, in words, where that has a name: "in a ring".
-        reads_elements: whether what it sends may depend on elements of constant operands, not on types and attributes
-            alone; nodes are then never taken to be alike.
+        reads_elements: whether what it sends, or along which dims it works, may depend on elements of constant operands
+            or on who reads its results, not on types and attributes alone; nodes are then never taken to be alike.
     """
 
     sends: "Callable[[Node, Sequence[Shape | None], Cuts], Sequence[Sent]]"
