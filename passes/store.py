@@ -14,6 +14,7 @@ from irpar.analysis.storage.moves import Move, Wish, moves_by_hand
 from irpar.analysis.storage.rewriting import write_moves
 from irpar.analysis.storage.steps import Steps, steps_of_layers, steps_of_reads
 from irpar.analysis.storage.timeline import Rates, Timeline, seconds_of_steps, timeline
+from irpar.analysis.store_said import PATH
 from irpar.ir import Graph, Memory, Module
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import number_copies
@@ -23,8 +24,6 @@ from irpar.sharding import IrparError
 from irpar.units import bytes_text, seconds_text
 
 GIGABYTE = 10**9
-PATH = "irpar.offload_path"
-"""The entry of a module's metadata that says where a run makes files."""
 Where = Literal["device", "host", "disk", "auto"]
 _MOST_TRIES = 4
 """How often a limit is lowered where a program then holds more than was thought."""

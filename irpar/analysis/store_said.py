@@ -13,6 +13,9 @@ from .said import read_said, write_said
 SAID = "irpar.store_said"
 """The entry of a module's metadata."""
 
+PATH = "irpar.offload_path"
+"""The entry that says in which folder a run makes files for what it writes."""
+
 
 @dataclass(frozen=True)
 class StoreSaid:

@@ -296,7 +296,12 @@ def _write_new(
     if asked.pipeline is None and (chosen := default_pipeline(module, **added)) != DEFAULT_PIPELINE:
         manager = _manager(replace(asked, pipeline=chosen), progress, None if asked.annotate is None else decided)
     made = partition(module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb)
-    beside = None if evaluation is None else partition(evaluation(made.plan), network=asked.network)
+    beside = None
+    if evaluation is not None:
+        whole = evaluation(made.plan)
+        # What lies elsewhere for the step does so for its evaluation.
+        same = None if asked.store_pass is None else default_pipeline(whole, store=asked.store_pass)
+        beside = partition(whole, pipeline=same, network=asked.network)
     made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes, evaluation=beside, **said)
     told = write_annotated(asked.annotate, module, made, decided) if asked.annotate is not None else []
     assert made.passes is not None

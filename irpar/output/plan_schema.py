@@ -164,8 +164,6 @@ CopyEntry = TypedDict(
         "value": str,
         "phase": str | None,
         "reason": NotRequired[str | None],
-        "before": NotRequired[str | None],
-        "reader": NotRequired[str | None],
     },
 )
 """What is copied between memories of one rank."""

@@ -1,6 +1,6 @@
 """The state that the ranks of this process hold between the runs of a session: blocks, where the ranks compute."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from irpar.sharding import local_region
 from .errors import StateLostError
 from .layout import TensorSpec
 from .specs import spec_of
+from .storage.disk_array import DiskArray
 
 Blocks = dict[str, Any]
 
@@ -194,16 +195,24 @@ class BorrowedState(HeldState):
     Args:
         lender: holds it.
         names: of the states that the program has.
+        on_disk: those of them that it has on disk.
+        read: gives what lies on disk as an array, where the program has it elsewhere.
     """
 
-    def __init__(self, lender: HeldState, names: Sequence[str]) -> None:
+    def __init__(
+        self, lender: HeldState, names: Sequence[str], on_disk: Collection[str], read: Callable[[DiskArray], Any]
+    ) -> None:
         super().__init__((), {})
         self._lender = lender
         self._names = names
+        self._on_disk = frozenset(on_disk)
+        self._read = read
 
     def begin(self, session: int, rank: int) -> Blocks:
         """See `HeldState.begin`."""
-        return self._lender.read(session, rank, self._names)
+        held = self._lender.read(session, rank, self._names)
+        elsewhere = (name for name, block in held.items() if isinstance(block, DiskArray) and name not in self._on_disk)
+        return held | {name: self._read(held[name]) for name in elsewhere}
 
     def replace(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
         """See `HeldState.replace`; there is nothing to replace."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from irpar.analysis.engines import unknown_nodes
 from irpar.analysis.memory.liveness import memories_of
+from irpar.analysis.store_said import PATH
 from irpar.ir import Module, Value
 from irpar.ops.effects import is_compute
 from irpar.output.parts import Part, parts_of
@@ -32,7 +33,8 @@ from .prepared import Prepared, Preparer, check_parts, check_spaces
 from .rank_state import RankState
 from .spaces import CopyThread, Spaces
 from .specs import input_specs, output_specs
-from .storage.disk import Disk
+from .storage.disk import OFFLOAD_PATH, Disk
+from .storage.disk_array import DiskArray
 
 
 class LocalRanks:
@@ -72,6 +74,7 @@ class LocalRanks:
         self._results = results
         self._beside = beside
         self._opened_disk: Disk | None = None
+        self._offload_path = module.metadata.get(PATH)
         self._prepare(module, engine, parts)
 
     def _prepare(self, module: Module, engine: str, parts: Sequence[Part] | None) -> None:
@@ -92,7 +95,9 @@ class LocalRanks:
         if self._beside is None:
             self._held: HeldState = HeldState(self.parts, {rank: mesh.coords(rank) for rank in ranks})
         else:
-            self._held = BorrowedState(self._beside._held, [state.spec.name for state in self.states])
+            names = [state.spec.name for state in self.states]
+            on_disk = [value.source_name for value in graph.states if value.memory == "disk"]
+            self._held = BorrowedState(self._beside._held, names, on_disk, self._beside._read)
         world = World.of_environment() if len(ranks) < mesh.size else None
         self._talks = _communication(self._group, mesh) if engine == "cupy" else None
         settings = EngineSettings(
@@ -175,8 +180,12 @@ class LocalRanks:
     def _disk(self) -> Disk:
         """What reads and writes for the ranks of this process."""
         if self._opened_disk is None:
-            self._opened_disk = Disk()
+            self._opened_disk = Disk(os.environ.get(OFFLOAD_PATH) or self._offload_path)
         return self._opened_disk
+
+    def _read(self, block: DiskArray) -> Any:
+        """What lies on disk."""
+        return self._disk().begin_read(block).wait()
 
     def _note_copy(self, rank: int, copy: MemoryCopy, size: int) -> None:
         self.log.copies.add(rank, copy, size)

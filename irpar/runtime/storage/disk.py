@@ -23,6 +23,8 @@ from .direct_file import Array, DirectFile, aligned
 from .disk_array import DiskArray, offset_in_file, tensor_at
 from .spill_file import SpillFile, behind_block, pieces
 
+OFFLOAD_PATH = "IRPAR_OFFLOAD_PATH"
+"""The environment variable that names the folder of a run's files, whatever the program says."""
 REQUESTS = 4
 """How many are in flight."""
 PIECE_BYTES = 4 << 20

@@ -1,0 +1,145 @@
+"""Programs of the pass store: the numbers of the original, copies as the plan has them, and files that nobody sees."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import irpar
+from irpar import models
+from irpar.cli import main
+from irpar.pass_manager.default_pipeline import composed
+from irpar.passes.recompute import Recompute
+from irpar.passes.zero import Zero
+from tests.training.programs import MESHES, batch, classifier, same
+
+WAYS = {
+    "host": "store{weights=host, state=host, activations=host, prefetch=0, threshold-kb=0}",
+    "disk": "store{weights=disk, state=disk, activations=disk, prefetch=1, threshold-kb=0}",
+    "auto": "store{auto=true, limit-gb=1e-6, seconds=0, threshold-kb=0}",
+}
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "gpt.onnx"
+    models.save(path, "gpt", weights="external", layers=2, hidden=32, vocab=64, batch=2, seq=16)
+    return path
+
+
+@pytest.mark.parametrize("mesh", ["d=1", "tp=2"])
+def test_streamed_weights_give_what_the_original_gives(mesh: str, gpt: Path, tmp_path: Path) -> None:
+    module = irpar.load(gpt)
+    if mesh == "tp=2":
+        module.shard("h.*.mlp.c_fc.weight", [None, "tp"])
+    made = irpar.partition(module, mesh, pipeline=composed(None, ["store{weights=disk, prefetch=1}"]))
+    made.save(tmp_path / "out")
+    opened = irpar.Partition.open(tmp_path / "out")
+    assert opened.verify()
+    with opened.executor(engine="numpy") as executor:
+        ids = {"input_ids": np.zeros((2, 16), np.int64)}
+        for _ in range(2):
+            executor.run(ids)
+        assert executor.log.copies.differences(made.plan.copies) == []
+        assert executor.log.copies.copied_bytes == made.plan.totals["copied_bytes"]
+        # From the parts' own files: nothing is copied to others first.
+        assert {path.name for path in executor._disk()._read} == {"weights.bin"}
+        assert not executor._disk()._spilled
+
+
+def trained(mesh: str, *passes: Any, zero: Zero | None = None) -> tuple[list[Any], dict[str, Any]]:
+    """The losses of some steps and the state after them; copies are those of the plan, in each step."""
+    step = classifier(optimizer="adam")
+    for name, cut in MESHES[mesh].items():
+        if name in {value.source_name for value in step.graph.inputs}:
+            step.shard(name, cut)
+    made = irpar.partition(step, mesh, pipeline=composed(zero, list(passes)))
+    executor = made.executor(engine="numpy")
+    with made.session(engine="numpy") as session:
+        found = []
+        for number in range(3):
+            found.append(session.run({**batch(number), "learning_rate": np.float32(0.1)})["loss"])
+            assert executor.log.copies.differences(made.plan.copies) == []
+        state = session.read_all()
+    executor.close()
+    return found, state
+
+
+@pytest.mark.parametrize(
+    ("mesh", "way"),
+    [
+        ("d=1", "host"),
+        ("d=1", "auto"),
+        ("dp=2,tp=2", "disk"),
+        *(pytest.param("z=2", way, marks=pytest.mark.slow) for way in WAYS),
+    ],
+)
+def test_steps_are_the_same_to_the_bit(mesh: str, way: str) -> None:
+    plain, state = trained(mesh)
+    found, stored = trained(mesh, WAYS[way])
+    assert found == plain
+    same(stored, state)
+
+
+def test_with_recompute_and_sharded_state_too() -> None:
+    zero = Zero(3, threshold_kb=0)
+    plain, state = trained("dp=2", zero=zero)
+    found, stored = trained("dp=2", Recompute(match=("a",)), WAYS["disk"], zero=zero)
+    assert found == plain
+    same(stored, state)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    """A step that keeps everything on disk, with its evaluation."""
+    models.save(tmp_path / "mlp.onnx", "mlp")
+    store = f"weights=disk, state=disk, activations=disk, prefetch=1, path={tmp_path / 'ssd'}"
+    options = ["--optimizer", "adam", "--store", store]
+    assert main(["train", str(tmp_path / "mlp.onnx"), "-o", str(tmp_path / "out"), *options]) == 0
+    random = np.random.default_rng(0)
+    x = random.standard_normal((24, 64), np.float32)
+    np.savez(tmp_path / "data.npz", x=x, target=random.integers(0, 64, 24))
+    return tmp_path
+
+
+def run_step(folder: Path) -> int:
+    data = str(folder / "data.npz")
+    return main(["run", str(folder / "out"), "--data", data, "--steps", "3", "--eval-data", data, "--lr", "0.01"])
+
+
+def test_a_step_reads_and_writes_where_it_is_told(
+    step: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_step(step) != 0
+    assert "cannot make a file for what rank 0 keeps on disk" in (told := capsys.readouterr().err)
+    assert str(step / "ssd") in told
+    (step / "ssd").mkdir()
+    assert run_step(step) == 0
+    *_, evaluated = capsys.readouterr().out.splitlines()
+    assert evaluated.startswith("evaluation after step 3: loss")
+    assert not list((step / "ssd").iterdir())
+    (step / "ssd").rmdir()
+    monkeypatch.setenv("IRPAR_OFFLOAD_PATH", str(step))
+    assert run_step(step) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == evaluated
+
+
+def test_a_disk_that_is_full_is_told_by_the_rank_that_wrote(
+    step: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: int, of: Any, at: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (step / "ssd").mkdir()
+    monkeypatch.setattr(os, "pwritev", full)
+    assert run_step(step) != 0
+    told = capsys.readouterr().err
+    assert "No space left on device" in told
+    assert f"what rank 0 keeps on disk in {step / 'ssd'}" in told
+    assert "free some room, or write to another disk" in told
