@@ -97,7 +97,7 @@ def _by_tiles(x: Array, weight: Array, group: int, windows: Windows, kept: Kept,
     if x.shape[1] != weight.shape[1] or not winograd.is_fit(x, weight, group, windows):
         return None
     y = contiguous_result(out, (len(x), len(weight), *windows.counts), x.dtype)
-    kernels = kept.of(WEIGHT, "transformed", lambda: winograd.transformed_kernels(weight))
+    kernels = kept.of(WEIGHT, "transformed", lambda: winograd.transformed_kernels(weight, kept.keeps(WEIGHT)))
     return y if winograd.convolve(x, kernels, windows, y) else None
 
 
@@ -132,7 +132,7 @@ def _scratch_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped],
     auto_pad = str(attributes.get("auto_pad", "NOTSET"))
     windows = Windows.over(x.shape[2:], weight.shape[2:], auto_pad=auto_pad, **geometry)
     known = (x.shape, weight.shape, int(attributes.get("group", 1)), windows, compute_dtype(x.dtype).itemsize)
-    return max(columns_bytes(*known), winograd.scratch_bytes(*known))
+    return max(columns_bytes(*known), winograd.scratch_bytes(*known, weight.is_constant))
 
 
 @kernel("Conv", since=1, kept_bytes=_kept_bytes, scratch=_scratch_bytes)

@@ -52,11 +52,13 @@ class Shaped:
     Attributes:
         shape, dtype: of the array.
         is_strided: whether its elements may lie otherwise than one after the other, as those of a view do.
+        is_constant: whether it is the same array in all runs, so that what is made of it can be kept.
     """
 
     shape: tuple[int, ...]
     dtype: "np.dtype[Any]"
     is_strided: bool = False
+    is_constant: bool = False
 
     @property
     def elements(self) -> int:
@@ -104,6 +106,10 @@ class Kept:
         if place in self._constant:
             self._made[place, what] = made
         return made
+
+    def keeps(self, place: int) -> bool:
+        """Whether the operand at a place is constant."""
+        return place in self._constant
 
     def frozen(self) -> "Kept":
         """What is kept so far, where nothing that is made can be kept."""

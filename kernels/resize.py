@@ -1,14 +1,15 @@
 """Resize: each resized axis in turn becomes a weighted sum of a few neighbours (its taps)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .operands import is_integer, narrow, normalize_axes, one_of, to_ints, widen, written
-from .registry import Array, ArrayModule, HostArray, kernel
+from .registry import Array, ArrayModule, HostArray, Shaped, kernel
+from .scratch import SCRATCH, pieces_bytes
 
 Ints = tuple[int, ...]
 _COORDINATES = (
@@ -123,8 +124,9 @@ def _resize_axis(xp: ArrayModule, x: Array, dim: int, places: Array, weights: Ar
     column = (-1,) + (1,) * (x.ndim - 1 - dim)
     if places.shape[1] == 1:
         shape = (*x.shape[:dim], len(places), *x.shape[dim + 1 :])
-        is_fit = xp.__name__ != "numpy" and out is not None and out.shape == shape and out.dtype == x.dtype
-        return xp.take(x, places[:, 0], axis=dim, out=out if is_fit else None)
+        into = out if out is not None and out.shape == shape and out.dtype == x.dtype else None
+        # NumPy writes to `out` as it goes where it need not refuse a place; there is none outside.
+        return xp.take(x, places[:, 0], axis=dim, out=into, **({"mode": "clip"} if xp.__name__ == "numpy" else {}))
     result = None
     for tap in range(places.shape[1]):
         weight = weights[:, tap].astype(x.dtype).reshape(column)
@@ -143,7 +145,22 @@ def _sizes_by_policy(lengths: Ints, sizes: Ints, policy: str) -> tuple[Ints, lis
     return tuple(math.floor(scale * length + 0.5) for length in lengths), [scale] * len(lengths)
 
 
-@kernel("Resize", since=11)
+def _partly_resized(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """What `nearest` takes of `SCRATCH` between the axes, of which each may be resized."""
+    x, y = operands[0], results[0]
+    if x is None or attributes.get("mode", "nearest") != "nearest":
+        return 0
+    axes = attributes.get("axes")
+    dims = normalize_axes(range(len(x.shape)) if axes is None else axes, len(x.shape))
+    shape, sizes = list(x.shape), []
+    for dim in dims:
+        if shape[dim] != y.shape[dim]:
+            shape[dim] = y.shape[dim]
+            sizes.append(math.prod(shape))
+    return pieces_bytes([(size,) for size in sizes[:-1]], x.dtype.itemsize)
+
+
+@kernel("Resize", since=11, scratch=_partly_resized)
 def resize(
     xp: ArrayModule,
     x: Array,
@@ -176,13 +193,17 @@ def resize(
 
     result = x if mode == "nearest" else x.astype(np.float64) if is_integer(x.dtype) else widen(x)
     outside = []
+    between = [dim for dim, axis in zip(dims, axes_of, strict=True) if axis.length != axis.resized][:-1]
     # Of a crop too, as ONNX Runtime has it.
     changed = [
         each for each in zip(dims, axes_of, strict=True) if each[1].length != each[1].resized or each[1].scale != 1
     ]
-    for dim, axis in changed:
+    for number, (dim, axis) in enumerate(changed):
         coordinates = axis.coordinates(xp, coordinate_transformation_mode, coordinate_dtype(mode, x.dtype))
-        into = out if dim == changed[-1][0] and not crop else None
+        into = out if number == len(changed) - 1 and not crop else None
+        if mode == "nearest" and dim in between and xp.__name__ == "numpy":
+            shape = (*result.shape[:dim], axis.resized, *result.shape[dim + 1 :])
+            into = SCRATCH.array(f"resized along {dim}", shape, x.dtype)
         result = _resize_axis(xp, result, dim, *interpolation.taps(xp, coordinates, axis), into)
         if crop:
             beyond = (coordinates < 0) | (coordinates > axis.length - 1)
@@ -236,7 +257,7 @@ def plan(
     return [Axis(n, m, ratio, region) for n, m, ratio, region in zip(lengths, resized, ratios, taken, strict=True)]
 
 
-@kernel("Upsample", since=9)
+@kernel("Upsample", since=9, scratch=_partly_resized)
 def upsample(xp: ArrayModule, x: Array, scales: HostArray, *, mode: str = "nearest", out: Array | None = None) -> Array:
     """Resample by scales, in the way of the operator that Resize replaced."""
     asked: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

@@ -105,8 +105,13 @@ def _block_counts(shape: Ints, features: int, windows: Windows, itemsize: int) -
     return max(1, min(shape[0], fitting // down)), -(-down // -(-down // fitting))
 
 
-def scratch_bytes(shape: Ints, weight: Ints, group: int, windows: Windows, itemsize: int) -> int:
-    """What a convolution of an operand and a weight of some shapes takes of `SCRATCH`; 0 where it takes no tiles."""
+def scratch_bytes(
+    shape: Ints, weight: Ints, group: int, windows: Windows, itemsize: int, is_constant: bool = False
+) -> int:
+    """What a convolution of an operand and a weight of some shapes takes of `SCRATCH`; 0 where it takes no tiles.
+
+    What is made of a weight that `is_constant` is kept elsewhere.
+    """
     if not _may_fit(shape, weight, group, windows):
         return 0
     (features, channels), across = weight[:2], _tiles(windows)[1]
@@ -117,6 +122,8 @@ def scratch_bytes(shape: Ints, weight: Ints, group: int, windows: Windows, items
         *((4, 2, channels, places), (4, 4, channels, places), (16, features, places)),
         *((2, 4, features, places), (2, 2, features, places)),
     ]
+    if not is_constant:
+        shapes.append((16, features, channels))
     return pieces_bytes(shapes, itemsize)
 
 
@@ -129,11 +136,13 @@ def _blocks(x: Array, features: int, windows: Windows) -> Iterator[tuple[slice, 
             yield slice(image, image + images), first, min(rows, down - first)
 
 
-def transformed_kernels(weight: Array) -> Array:
-    """G g G' of all kernels g: (16, features, channels)."""
+def transformed_kernels(weight: Array, is_kept: bool = True) -> Array:
+    """G g G' of all kernels g: (16, features, channels); in `SCRATCH` where that is not kept."""
     features, channels = weight.shape[:2]
     matrix = np.kron(_G, _G).astype(weight.dtype)
-    return np.matmul(matrix, weight.reshape(features * channels, 9).T).reshape(16, features, channels)
+    shape = (16, features * channels)
+    made = None if is_kept else SCRATCH.array("transformed", shape, weight.dtype)
+    return np.matmul(matrix, weight.reshape(features * channels, 9).T, out=made).reshape(16, features, channels)
 
 
 def transformed_bytes(weight: tuple[int, ...], itemsize: int) -> int:

@@ -106,6 +106,20 @@ def test_recurrent_layers_take_what_they_declare(op_type: str, gates: int, direc
     assert nbytes >= 7 * 3 * gates * 6 * 4
 
 
+@pytest.mark.parametrize("sizes", [(2, 3, 8, 10), (2, 3, 8, 5), (2, 6, 2, 10), (4, 6, 8, 10), (2, 3, 4, 5)])
+def test_the_nearest_of_places_are_taken_axis_by_axis(sizes: tuple[int, ...]) -> None:
+    x = np.random.default_rng(4).standard_normal((2, 3, 4, 5)).astype(np.float32)
+    nbytes = check(lookup("", "Resize", 18), [x, None, None, np.array(sizes)], {"mode": "nearest"})  # type: ignore[arg-type]
+    changed = sum(size != length for size, length in zip(sizes, x.shape, strict=True))
+    assert bool(nbytes) == (changed > 1)
+    repeated = x
+    for axis, size in enumerate(sizes):
+        places = np.clip(np.ceil((np.arange(size) + 0.5) * x.shape[axis] / size - 1), 0, x.shape[axis] - 1).astype(int)
+        repeated = np.take(repeated, places, axis)
+    (found,) = lookup("", "Resize", 18)(np, [x, None, None, np.array(sizes)], {"mode": "nearest"}, 1)  # type: ignore[misc]
+    np.testing.assert_array_equal(found, repeated)
+
+
 def test_cases_of_onnx_take_what_they_declare() -> None:
     for call, operands, _ in results_of_calls():
         if call.kernel.scratch is not None and len(call.outputs) == 1:

@@ -12,6 +12,7 @@ from irpar.ir import Module, clone_module
 from irpar.models import FAMILIES, build
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, with_recompute, with_zero
 from irpar.pass_manager.memory_limit import peak_bytes
+from irpar.verification.inputs import random_inputs
 from tests.models.test_partitioned_gradients import annotated
 from tests.models.test_training import CLASSES, batches, trained
 from tests.training.test_state_in_place import Watch, predicted
@@ -89,6 +90,38 @@ def test_the_same_bits_in_less_memory(mesh: str, family: str, count: int, monkey
         assert all(held <= expected_bytes[node] + unread for node, held in watch.held.items())
         if limit is not None:
             assert max(watch.held.values()) + constant_bytes(graph) <= limit + unread
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name == QUICK[0] else pytest.mark.slow) for name in FAMILIES]
+)
+@pytest.mark.parametrize("budget", [pytest.param("budget=0.7", marks=pytest.mark.slow), "budget=0.5"])
+@pytest.mark.parametrize("mesh", [pytest.param("one rank", marks=pytest.mark.slow), "dp=2 x tp=2"])
+def test_inference_gives_the_same_bits_in_less_memory(
+    mesh: str, budget: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, _ = MESHES[mesh]
+    module = irpar.load(build(family, preset="tiny"))
+    module.set_mesh(irpar.Mesh(sizes))
+    annotated(module, family, sizes)
+    plain, made = irpar.partition(clone_module(module)), recomputed(module, budget, None)
+    assert plain.module is not None
+    assert made.module is not None
+    limit = made.module.memory_limit
+    assert limit is not None
+    assert peak_bytes(made.module) <= min(limit, peak_bytes(plain.module))
+    inputs = random_inputs(plain.executor("numpy").inputs, module.graph)
+    expected = plain.run(inputs, engine="numpy")
+    watch = Watch(monkeypatch)
+    graph = watch.look_at(made.executor("numpy"))
+    found = made.run(inputs, engine="numpy")
+    for name, array in expected.items():
+        assert found[name].tobytes() == array.tobytes(), name
+    unread = sum(value_bytes(value) for value in graph.inputs if not value.has_uses)
+    foreseen = dict(predicted(graph))
+    assert watch.held
+    assert all(held <= foreseen[node] + unread for node, held in watch.held.items())
+    assert max(watch.held.values()) + constant_bytes(graph) <= limit + unread
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(MICRO_BATCHES, marks=pytest.mark.slow)])

@@ -97,7 +97,7 @@ class Watch:
         written = chain.from_iterable(node.results for node in environment.into)
         under = (self._over[value] for value in written if value in self._over)
         values = set(chain(self._rank.held(), environment, node.results, states, under))
-        roots = {self._root(value) for value in values if not value.is_constant}
+        roots = {root for value in values if not (root := self._root(value)).is_constant}
         self.held[node] = max(self.held.get(node, 0), sum(map(value_bytes, roots)))
 
     def _root(self, value: Value) -> Value:

@@ -44,7 +44,7 @@ def _shaped(value: Value) -> Shaped | None:
     type_ = tensor_type(value.type)
     if type_ is None or not type_.is_static:
         return None
-    return Shaped(type_.static_shape, type_.dtype.numpy, _is_strided(value))
+    return Shaped(type_.static_shape, type_.dtype.numpy, _is_strided(value), value.is_constant)
 
 
 def _is_strided(value: Value) -> bool:

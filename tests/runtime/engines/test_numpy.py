@@ -27,7 +27,9 @@ def model(weight: np.ndarray | None) -> onnx.ModelProto:
 @pytest.mark.parametrize("is_constant", [True, False])
 def test_kernels_are_transformed_once_if_they_are_constant(monkeypatch, is_constant):
     transformed, calls = winograd.transformed_kernels, []
-    monkeypatch.setattr(winograd, "transformed_kernels", lambda weight: calls.append(weight) or transformed(weight))
+    monkeypatch.setattr(
+        winograd, "transformed_kernels", lambda weight, *kept: calls.append(weight) or transformed(weight, *kept)
+    )
     generator = np.random.default_rng(1)
     x, *weights = (generator.standard_normal(SHAPES[name], dtype=np.float32) for name in "xww")
     with Executor(to_module(model(weights[0] if is_constant else None)), Mesh({"x": 1}), engine="numpy") as executor:
