@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from irpar.analysis.memory.sums import Sum
 from irpar.ir import Function, Graph, Memory, Node, Place, Value
 from irpar.ops.effects import goes_to_group
 from irpar.ops.facts import int_attribute
@@ -25,7 +26,8 @@ class Segment:
         inputs: values from outside that are not constants: those that are read, then state that is only written over.
         constants: constants of the graph that the nodes read.
         outputs: results that something outside reads.
-        over: the results that can be written over a state that they replace, and that state, one of the inputs.
+        over: the results that can be written over a state that they replace, and that state, one of the inputs; or over
+            a sum as a trip of a loop finds it.
         steady: the inputs that are state which this segment or another one of the program writes over.
     """
 
@@ -234,11 +236,13 @@ class Bodies:
         node: the node.
         bodies: what each of its bodies does.
         reads: its operands, and what its bodies read from around them.
+        sums: those of which trips write one block, which is the loop's own.
     """
 
     node: Node
     bodies: "Mapping[Graph, Program]"
     reads: tuple[Value, ...]
+    sums: tuple[Sum, ...] = ()
 
     @property
     def writes(self) -> tuple[Value, ...]:

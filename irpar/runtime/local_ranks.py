@@ -171,9 +171,9 @@ class LocalRanks:
             OutOfMemoryError: with both figures.
         """
         engine = self._engine
-        self._engine.check_memory(
-            run_bytes(self.parts, self._threads, engine.writes_over, engine.keeps), what, processes
-        )
+        in_place = engine.adds_in_place
+        needed = run_bytes(self.parts, self._threads, engine.writes_over, engine.keeps, adds_in_place=in_place)
+        self._engine.check_memory(needed, what, processes)
         if "host" in self._memories:
             check_memory(run_bytes(self.parts, self._threads, True, memory="host"), f"{what}, on the host,", processes)
 

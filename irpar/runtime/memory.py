@@ -10,6 +10,7 @@ import numpy as np
 from irpar.analysis.memory.liveness import bytes_at_rest, bytes_in, peak, uses_of
 from irpar.analysis.memory.replaced import written_over
 from irpar.analysis.memory.scratch import most_scratch
+from irpar.analysis.memory.sums import sums_of
 from irpar.ir import Graph, Memory, Node, plain_attribute, tensor_type
 from irpar.kernels import lookup
 from irpar.output.parts import Part
@@ -103,7 +104,12 @@ def _group_limit() -> int | None:
 
 
 def run_bytes(
-    parts: Sequence[Part], threads: int, writes_over: bool, keeps: bool = False, memory: Memory = "device"
+    parts: Sequence[Part],
+    threads: int,
+    writes_over: bool,
+    keeps: bool = False,
+    memory: Memory = "device",
+    adds_in_place: bool = True,
 ) -> int:
     """What all ranks hold at once of a memory in this process, estimated by liveness.
 
@@ -117,6 +123,8 @@ def run_bytes(
         keeps: whether kernels keep what they make of constants, once for all ranks of a part, and take scratch, once
             for each that computes.
         memory: that of the device, or of the host.
+        adds_in_place: whether loops write sums over what a trip finds; else there are three copies beside meanwhile:
+            what a sum begins as, as a trip finds it, and as it leaves it.
     """
     total = 0
     extra: list[int] = []
@@ -131,6 +139,9 @@ def run_bytes(
         extra.extend([most.activation_bytes - rest] * len(part.ranks))
         if not writes_over:
             total += sum(bytes_in(value, memory) for value in written_over(part.graph)) * len(part.ranks)
+        if not adds_in_place:
+            sums = (each for node in part.graph.walk() for each in sums_of(node) if each.before.memory == memory)
+            total += sum(3 * each.nbytes for each in sums) * len(part.ranks)
     return total + scratch * threads + sum(heapq.nlargest(threads, (size for size in extra if size > 0)))
 
 

@@ -1,8 +1,10 @@
 """A local graph as a list of instructions, in the graph's order."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from irpar.analysis.memory.replaced import update_of, written_over
+from irpar.analysis.memory.sums import sums_in, sums_of
 from irpar.analysis.segments import is_segment, live_reads, stretches
 from irpar.ir import COMMUNICATION, Function, Graph, Node, Value
 from irpar.ir.state import LOSS
@@ -45,6 +47,7 @@ def build_program(
     functions: _Functions | None = None,
     *,
     writes_over: bool = False,
+    adds_in_place: bool = False,
     joins: Callable[[Node], bool] | None = None,
 ) -> Program:
     """The instructions of a local graph: one for each communication or copy, one for what computes between two.
@@ -58,6 +61,7 @@ def build_program(
         extra: values of it to keep besides its results.
         functions: the programs of functions that are known, which gets more of them.
         writes_over: whether segments can write what replaces state over it; the update is a segment of its own then.
+        adds_in_place: whether segments of a body can write the sums that its loop carries over what they find.
         joins: whether a node of communication is part of a segment; None: none is.
 
     Raises:
@@ -73,7 +77,11 @@ def build_program(
     if first is not None and writes_over:
         parts = list(_split(parts, first))
     over = written_over(graph, extra) if writes_over else {}
-    made = _instructions(graph, parts, joined, reads, outputs, {} if functions is None else functions, over)
+    if adds_in_place:
+        over |= {each.after: each.before for each in sums_in(graph)}
+    functions = {} if functions is None else functions
+    body_of = partial(build_program, functions=functions, adds_in_place=adds_in_place)
+    made = _instructions(graph, parts, joined, reads, outputs, over, partial(_communication, functions, body_of, reads))
     if first is not None:
         _insert_commit(graph, made, parts, first)
     return Program(graph, _with_frees(graph, made, outputs), outputs)
@@ -147,8 +155,8 @@ def _instructions(
     joined: Collection[Node],
     reads: _Reads,
     outputs: Sequence[Value],
-    functions: _Functions,
     over: Mapping[Value, Value],
+    communication: Callable[[Node], Instruction],
 ) -> list[Instruction]:
     found: list[Instruction] = []
     count = 0
@@ -158,11 +166,13 @@ def _instructions(
             found.append(Compute(_segment(count, graph, nodes, reads, wanted, over)))
             count += 1
         else:
-            found.append(_communication(nodes[0], reads, functions))
+            found.append(communication(nodes[0]))
     return found
 
 
-def _communication(node: Node, reads: _Reads, functions: _Functions) -> Instruction:
+def _communication(
+    functions: _Functions, body_of: Callable[[Graph], Program], reads: _Reads, node: Node
+) -> Instruction:
     if node.callee is not None:
         return _call(node, node.callee, functions)
     if is_copy(node):
@@ -170,8 +180,10 @@ def _communication(node: Node, reads: _Reads, functions: _Functions) -> Instruct
     if waits_for_copy(node):
         return WaitCopy(reads[node][0], node.result)
     if is_compute(node):
-        bodies = {body: build_program(body, (), functions) for body in node.nested_graphs()}
-        return (Branch if node.op_type == "If" else Loop)(node, bodies, reads[node])
+        bodies = {body: body_of(body) for body in node.nested_graphs()}
+        over = {value for body in bodies.values() for segment in body.segments for value in segment.over}
+        sums = tuple(each for each in sums_of(node) if each.after in over)
+        return (Branch if node.op_type == "If" else Loop)(node, bodies, reads[node], sums)
     known = traits(node)
     if known.waits:
         return Wait(reads[node][0], node.result)

@@ -12,7 +12,7 @@ from irpar.ops.memory_copies import reads_sizes_alone
 
 from .engines.arena import Arena
 from .engines.arrays import Arrays
-from .engines.control_flow import TRIPS, Trip, Trips
+from .engines.control_flow import TRIPS, Trip, Trips, with_own_blocks
 from .errors import NodeError, RunError
 from .groups import Array, Call
 from .prepared import PreparedPart
@@ -202,7 +202,9 @@ class RankState:
         inputs = list(map(values.__getitem__, step.inputs))
         for place in step.frees:
             values[place] = None  # The engine holds it as long as a node reads it.
-        for place, result in zip(step.outputs, step.run(inputs, self.rank, self.arena, self._writes_over), strict=True):
+        # What a body writes over are the loop's own sums.
+        writes_over = self._writes_over or step.segment.graph is not self.graph
+        for place, result in zip(step.outputs, step.run(inputs, self.rank, self.arena, writes_over), strict=True):
             values[place] = result
 
     def _commit(self, step: CommitStep) -> None:
@@ -278,6 +280,7 @@ class RankState:
 
     def _bodies(self, step: BodiesStep) -> _Walk:
         operands = [None if value is None else self.read(value) for value in step.node.operands]
+        operands = with_own_blocks(operands, step.sums, self._arrays)
         trips = TRIPS[step.node.op_type](step.node, operands, self._arrays)
         asked = _next_trip(trips, step.node, None)
         while isinstance(asked, Trip):

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from irpar.analysis.memory.liveness import memories_of
+from irpar.analysis.memory.sums import Sum
 from irpar.ir import Graph, Node, Place, Value
 
 from .engines.arena import Arena, ArenaLayout
@@ -129,6 +130,7 @@ class BodiesStep:
 
     node: Node
     bodies: "Mapping[Graph, tuple[Step, ...]]"
+    sums: tuple[Sum, ...]
     frees: Places = ()
 
 
@@ -237,11 +239,11 @@ class Tape:
                 return WaitCopyStep(self._place([inflight])[0], self._place([result])[0])
             case Commit(loss):
                 return CommitStep(loss)
-            case Bodies(node, bodies):
+            case Bodies(node, bodies, _, sums):
                 for body in bodies:
                     self._place(value for value in (*body.inputs, *body.outputs) if not value.is_constant)
                 self._place(node.results)
-                return BodiesStep(node, {body: self._steps(inner) for body, inner in bodies.items()})
+                return BodiesStep(node, {body: self._steps(inner) for body, inner in bodies.items()}, sums)
         raise AssertionError(f"no step for {instruction}")
 
     def _operand(self, value: Value | None) -> tuple[int | None, Value | None]:

@@ -302,7 +302,7 @@ def test_micro_batches_send_what_memory_asks_for(share: float, gathers: int) -> 
     close(trained(made, 2), expected)
     sent = _in_trips(made)
     assert (sent.count("reduce_scatter"), sent.count("all_gather")) == (4 * (share < 1), gathers)
-    assert made.plan.ranks[0]["peak_bytes"] <= max(share, 0.8) * most
+    assert made.plan.ranks[0]["peak_bytes"] <= max(share, 0.85) * most
     facts = made.plan.training
     assert facts is not None
     told = facts["micro_batches"]

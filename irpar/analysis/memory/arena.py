@@ -42,7 +42,7 @@ def lifetimes(graph: Graph, uses: Uses | None = None) -> Iterator[Lifetime[Value
     steps = {node: number for number, node in enumerate(graph, 1)}
     steps[graph.return_node] = len(steps) + 1
     for value in graph.inputs:
-        if value.memory != "device":
+        if value in roots or value.memory != "device":
             continue
         yield Lifetime(value, value_bytes(value), 0, steps[last[value]] if value in last else 0)
     for node in graph:

@@ -9,6 +9,7 @@ from irpar.ops.bodies import waits_for_copy
 from irpar.ops.memory_copies import MEMORIES
 
 from .replaced import in_flight, let_go, update_of, written_over
+from .sums import sums_in, sums_of
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def held_bytes(graph: Graph, uses: Uses | None = None, memory: Memory = "device"
     """The bytes of inputs and results that a memory holds before the first node (None), and while each node runs."""
     uses = uses or uses_of(graph)
     roots, last = uses.roots, uses.last
-    inputs = [value for value in graph.inputs if value.memory == memory]
+    inputs = [value for value in graph.inputs if value not in roots and value.memory == memory]
     held = sum(map(value_bytes, inputs))
     yield None, held
     held -= sum(value_bytes(value) for value in inputs if value not in last)
@@ -131,11 +132,15 @@ def nested_bytes(node: Node, memory: Memory = "device") -> int:
 
 
 def roots_of(graph: Graph) -> dict[Value, Value]:
-    """Values that are views, or are written over state, and the value whose bytes they share.
+    """Values that are views, or are written over others, and the value whose bytes they share.
 
-    What a copy in flight comes to is there from its start on.
+    Written over are state, and the sums that a loop carries: in its body these are what the loop gives. What they begin
+    as, one number spread to a shape, is a view of that. What a copy in flight comes to is there from its start on.
     """
     roots: dict[Value, Value] = dict(written_over(graph))
+    roots.update((value, each.final) for each in sums_in(graph) for value in (each.before, each.after))
+    starts = (each.start for node in graph if node.attributes for each in sums_of(node))
+    roots.update((start, start.node.inputs[0]) for start in starts if start is not None and start.node is not None)
     for node in graph:
         if (traits(node).view or waits_for_copy(node)) and node.inputs:
             source = node.inputs[0]

@@ -33,10 +33,12 @@ class Arrays:
     Attributes:
         name: the engine's, for messages.
         is_host: whether what the device holds are numpy arrays, too.
+        adds_in_place: see `Engine`.
     """
 
     name = "numpy"
     is_host = True
+    adds_in_place = True
 
     def nodes(self, graph: Graph) -> tuple[Node, ...]:
         """The nodes of a nested graph or of a function's body, as they are computed."""
@@ -72,6 +74,10 @@ class Arrays:
             return made
 
         return Moving(run)
+
+    def copied(self, value: Any) -> Any:
+        """A tensor in memory of its own."""
+        return np.array(value)
 
     def is_own(self, value: Any) -> bool:
         """Whether an array has its memory to itself: what is mapped from a file, or a part of another, has not."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from irpar.analysis.memory.sums import Sum, sums_in
 from irpar.ir import (
     Attribute,
     Graph,
@@ -20,6 +21,7 @@ from irpar.ops.effects import goes_to_group
 from irpar.runtime.errors import EngineError, NodeError, RunError
 from irpar.sharding import option
 
+from .arena import with_states
 from .arrays import Arrays, Reads
 from .control_flow import CONTROL_FLOW, call
 from .operation import Environment, Operation
@@ -70,7 +72,9 @@ class Scope:
         """Compile a nested graph or a function's body."""
         nodes, inputs = self.arrays.nodes(graph), tuple(graph.inputs)
         self.place(inputs, nodes, graph.outputs)
-        return Body(nodes, inputs, graph.outputs, graph.constants, self)
+        return Body(
+            nodes, inputs, graph.outputs, graph.constants, self, sums_in(graph) if self.arrays.adds_in_place else ()
+        )
 
     def resolve(self, value: Attribute, node: Node) -> Attribute | None:
         """An attribute's value; for a reference the caller's, or None where the caller gives none."""
@@ -89,6 +93,8 @@ class Scope:
 class Body:
     """Compiled nodes with inputs and outputs: a segment, a nested graph, or a function's body.
 
+    Sums of a loop of which it is the body are written over what a trip finds, where that has its memory to itself.
+
     Attributes:
         instructions: the nodes, ready to run.
     """
@@ -100,6 +106,7 @@ class Body:
         outputs: tuple[Value, ...],
         constants: Iterable[Value],
         scope: Scope,
+        sums: Sequence[Sum] = (),
     ) -> None:
         self.inputs = inputs
         self.outputs = outputs
@@ -107,6 +114,8 @@ class Body:
         self._constants = {
             value: arrays.constant(value.data.numpy(), reads_of(value)) for value in constants if value.data is not None
         }
+        self._sums = {each.after: each.before for each in sums}
+        self._adding = [node for node in nodes if not self._sums.keys().isdisjoint(node.results)]
         own = {*inputs, *(value for node in nodes for value in node.results)}
         self._left = tuple({*inputs, *own.intersection(outputs), *self._constants})
         self.instructions = _instructions(nodes, own, set(outputs), scope)
@@ -123,7 +132,13 @@ class Body:
         environment.update(self._constants)
         environment.update(zip(self.inputs, arguments, strict=True))
         arguments.clear()
+        into = environment.into
+        if self._sums:
+            blocks = {value: environment[before] for value, before in self._sums.items()}
+            blocks = {value: block for value, block in blocks.items() if self._arrays.is_own(block)}
+            environment.into = with_states(into, self._adding, blocks)
         run(self.instructions, environment, self._arrays)
+        environment.into = into
         return [environment[value] for value in self.outputs]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from irpar.analysis.memory.sums import Sum, sums_of
 from irpar.ir import Graph, Node, Value, tensor_type
 from irpar.runtime.errors import EngineError
 
@@ -100,6 +101,14 @@ def _scan(node: Node, inputs: Sequence[Any], arrays: Arrays = ON_HOST) -> Trips:
     return [*state, *stacked]
 
 
+def with_own_blocks(operands: Sequence[Any], sums: Sequence[Sum], arrays: Arrays) -> list[Any]:
+    """The operands of a loop, with a block of its own for each sum of which trips write one: nobody else holds it."""
+    found = [*operands]
+    for each in sums:
+        found[each.operand] = arrays.copied(found[each.operand])
+    return found
+
+
 TRIPS: Mapping[str, Callable[..., Trips]] = {"If": _if, "Loop": _loop, "Scan": _scan}
 """Operators of ai.onnx by what runs their bodies, given the node, its operands, and where arrays lie."""
 
@@ -125,9 +134,10 @@ def _stack(row: Sequence[Any], axis: int, value: Value, arrays: Arrays) -> Any:
 def _with_bodies(node: Node, scope: "Scope") -> Operation:
     start = TRIPS[node.op_type]
     bodies = {graph: scope.body(graph) for graph in node.nested_graphs()}
+    sums = sums_of(node) if scope.arrays.adds_in_place else ()
 
     def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
-        trips = start(node, inputs, scope.arrays)
+        trips = start(node, with_own_blocks(inputs, sums, scope.arrays), scope.arrays)
         try:
             trip = next(trips)
             while True:

@@ -190,6 +190,7 @@ class CupyEngine:
     name = "cupy"
     is_parallel = True
     writes_over = True
+    adds_in_place = False
     keeps = False
 
     def __init__(self, settings: EngineSettings) -> None:

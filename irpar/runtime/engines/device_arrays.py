@@ -180,6 +180,8 @@ class DeviceArrays(Arrays):
         self.talks = talks
         self.gpu: Callable[[], cuda.Gpu] | None = cuda.Gpus(module) if hasattr(module, "RawModule") else None
 
+    adds_in_place = False  # Products and fused kernels add as they write, and may read a sum after that.
+
     def nodes(self, graph: Graph) -> tuple[Node, ...]:
         """See `Arrays.nodes`: nodes that one kernel computes are one."""
         return tuple(stand_ins(Stretch(tuple(graph), {*graph.outputs})))

@@ -47,6 +47,7 @@ class NumpyEngine:
     name = "numpy"
     is_parallel = False
     writes_over = True
+    adds_in_place = True
     keeps = True
     device_array = None
     notes: tuple[str, ...] = ()

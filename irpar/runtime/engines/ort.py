@@ -75,6 +75,7 @@ class OrtEngine:
     name = "ort"
     is_parallel = True
     writes_over = False
+    adds_in_place = False
     """ONNX Runtime does not say that an output may be bound to the memory of an input."""
     keeps = False
     device_array = None

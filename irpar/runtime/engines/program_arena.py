@@ -11,6 +11,7 @@ from irpar.analysis.memory.liveness import bytes_in, nested_bytes, uses_of
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime, Offsets, most_held
 from irpar.analysis.memory.scratch import scratch_bytes
+from irpar.analysis.memory.sums import sums_in
 from irpar.analysis.segments import live_reads
 from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ops import holds_collectives
@@ -66,7 +67,7 @@ class _Block:
         graph: that.
         nodes: those that run, in order.
         outputs: values that outlive a run.
-        over: results that are written elsewhere.
+        over: results that are written elsewhere, and inputs that lie there.
 
     Attributes:
         leaving: values that are held longer than the block knows of; they have no place.
@@ -121,6 +122,8 @@ class _Block:
         """Those of the graph, each held until its last reader has run."""
         steps = steps_of(self._nodes)
         for value in self._graph.inputs:
+            if value in self._over:
+                continue
             end = last.get(value)
             yield Lifetime(value, bytes_in(value, "device"), 0, 0 if end is None else steps.get(end, len(steps)))
 
@@ -143,7 +146,12 @@ class _Block:
 
 def _bodies_of(node: Node) -> tuple[_Block, ...]:
     """Those of the bodies of a node, of which one runs at a time."""
-    return tuple(_Block(graph, tuple(graph), graph.outputs) for graph in node.nested_graphs())
+    return tuple(_Block(graph, tuple(graph), graph.outputs, _summed(graph)) for graph in node.nested_graphs())
+
+
+def _summed(body: Graph) -> set[Value]:
+    """The sums of a loop as its body finds and leaves them: what the loop gives is there."""
+    return {value for each in sums_in(body) for value in (each.before, each.after)}
 
 
 def _leaving(nodes: Sequence[Node], outputs: Iterable[Value], fresh: Collection[Node]) -> Set[Value]:
