@@ -99,10 +99,10 @@ from .train_options import (
 
 if TYPE_CHECKING:
     from irpar.annotations.shardings_file import ShardingsFile
-    from irpar.ir import Module
+    from irpar.ir import Module, Value
     from irpar.output.plan import Plan
     from irpar.passes.zero import Zero as ZeroPass
-    from irpar.sharding import Mesh
+    from irpar.sharding import Axis, Mesh
     from irpar.training.settings import Settings
 
 ONE = "one"
@@ -211,7 +211,7 @@ def train_command(
     made = write_partition(
         asked,
         sources,
-        lambda: step_of.annotated(file, agreed),
+        lambda: _with_shares(step_of.annotated(file, agreed), settings, asked),
         step_of.evaluation,
         cache_of("train", asked, given),
     )
@@ -309,6 +309,37 @@ def _zero(given: Mapping[str, Any]) -> "ZeroPass | None":
         )
     axes = tuple(axis.strip() for axis in given["zero_axes"].split(",") if axis.strip())
     return ZeroPass(given["zero"], axes, given["zero_threshold_kb"], given["zero_regather"], given["zero_prefetch"])
+
+
+def _with_shares(read: Read, settings: "Settings", asked: Asked) -> Read:
+    """A step, if what it was asked to send once or in each micro-batch is a share of anything.
+
+    Raises:
+        IrparError: ranks hold all of it.
+    """
+    from irpar.output.training_facts import facts_of
+
+    graph = read.module.graph
+    facts = facts_of(read.module.metadata)
+    samples = {value for value in graph.inputs if facts is not None and value.source_name in facts["inputs"]}
+    axes = {axis.name for value in samples for axis in _axes(value)}
+    is_annotated = any(axis.name in axes for value in graph.states for axis in _axes(value))
+    stage = 0 if asked.zero_pass is None else asked.zero_pass.stage
+    for name, what, is_shared, zero in (
+        ("reduce_gradients", "gradients of which ranks hold shares", stage >= 1 or is_annotated, "--zero 2"),
+        ("gather_parameters", "parameters that --zero 3 shards", stage == 3, "--zero 3"),
+    ):
+        when = getattr(settings, name)
+        if when != "auto" and not is_shared and asked.pipeline is None:
+            raise IrparError(
+                f"--{name.replace('_', '-')} {when} is about {what}, and there are none",
+                do=f"add {zero}, or leave it out",
+            )
+    return read
+
+
+def _axes(value: "Value") -> "tuple[Axis, ...]":
+    return () if value.sharding is None else value.sharding.all_axes
 
 
 def _memory_limit(given: Mapping[str, Any]) -> int | None:

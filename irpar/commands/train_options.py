@@ -237,7 +237,7 @@ ReduceGradients = Annotated[
     typer.Option(
         "--reduce-gradients",
         metavar="WHEN",
-        help="Of --zero 2 and 3: reduce gradients once a step (step), in each micro-batch, which holds less and sends "
+        help="Of --zero: reduce gradients once a step (step), in each micro-batch, which holds less and sends "
         "more (micro-batch), or as memory allows (auto).",
         rich_help_panel=_BATCHES,
     ),
