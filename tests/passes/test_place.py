@@ -190,7 +190,7 @@ def test_communication_stays_on_the_device() -> None:
 def test_a_limit_that_nothing_fits_says_the_least_that_does() -> None:
     with pytest.raises(NoRoomError) as told:
         run("place{device=[embedding], limit-gb=1}", LOOK_UP)
-    assert told.value.least == 2048000000 + 64 * 8 + 64 * 512 * 4
+    assert told.value.least == 2048000000 + 64 * 8 + 64 * 512 * 4 + 2 * 8  # With the shape.
     assert f"give a limit of at least {told.value.least:,} bytes" in str(told.value)
 
 

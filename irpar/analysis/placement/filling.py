@@ -14,7 +14,7 @@ def filled(
 ) -> tuple[Assignment, Outcome]:
     """Move to the device what another assignment has there, as long as all fits and costs less; in whole parts.
 
-    Parts are what is connected by values among what differs. What saves most for each byte goes first.
+    Parts are what values connect among what differs. All are tried together, then each half of them, and so on.
 
     Args:
         graph: it.
@@ -25,26 +25,23 @@ def filled(
         end: when to stop, by `time.monotonic`.
     """
     best, outcome = fits, simulator.outcome(fits)
-    ranked = []
-    for part in parts(graph, [want and not has for has, want in zip(fits, wanted, strict=True)]):
-        gained = simulator.outcome(_with(fits, part))
-        ranked.append(((outcome.cost - gained.cost) / max(1, gained.peak - outcome.peak), -part[0], part))
-        if time.monotonic() > end:
-            break
-    for _, _, part in sorted(ranked, reverse=True):
-        trial = _with(best, part)
+    waiting = [parts(graph, [want and not has for has, want in zip(fits, wanted, strict=True)])]
+    while waiting and time.monotonic() < end:
+        some = waiting.pop()
+        trial = _with(best, some)
         then = simulator.outcome(trial)
         if then.peak <= limit and then.cost < outcome.cost:
             best, outcome = trial, then
-        if time.monotonic() > end:
-            break
+        elif len(some) > 1:
+            waiting += [some[len(some) // 2 :], some[: len(some) // 2]]
     return best, outcome
 
 
-def _with(assignment: Assignment, part: Sequence[int]) -> Assignment:
+def _with(assignment: Assignment, some: Sequence[Sequence[int]]) -> Assignment:
     moved = list(assignment)
-    for number in part:
-        moved[number] = True
+    for part in some:
+        for number in part:
+            moved[number] = True
     return tuple(moved)
 
 

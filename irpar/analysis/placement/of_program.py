@@ -143,7 +143,12 @@ class _Reader:
         for number, each in members.items():
             nodes = [thing for thing in each if isinstance(thing, Node)]
             units.append(self._unit(number, each, nodes, refusals))
-        values = (*self._values(unit_of), *self._held_inside(unit_of))
+        values = [*self._values(unit_of), *self._held_inside(unit_of)]
+        sizes = sum(value_bytes(value) for value in self.graph.constants if value not in self.found)
+        if sizes:
+            # They are on the device unless all of their views are on the host.
+            values.append(PlacedValue("sizes of views", sizes, len(units), until=self.times[self.graph.return_node]))
+            units.append(Unit("sizes of views", None, 0))
         graph = PlacementGraph(tuple(units), tuple(values), len(self.times) - 1)
         return Program(self.graph, graph, unit_of, self.views, refusals)
 

@@ -11,7 +11,7 @@ from .cut import Cut
 from .filling import filled, parts
 from .graph import BEFORE, PlacementGraph
 from .packing import pack
-from .prices import Priced, price
+from .prices import FEW_STEPS, MOST_STEPS, Priced, price
 from .simulation import Outcome, Simulator
 
 Assignment = tuple[bool, ...]
@@ -22,7 +22,9 @@ FEW = 80
 """Units of a graph of which each is decided for itself; of larger ones what prices decide alike goes together."""
 MOST_GROUPS = 400
 """That CP-SAT decides on, where units go together."""
-_PRICES_SHARE, _FILL_SHARE = 0.4, 0.2
+_FEW_ASSIGNMENTS = 4
+"""That are filled up, and as many that they are filled up from."""
+_PRICES_SHARE, _FILL_SHARE = 0.4, 0.3
 """Of the time goes to prices, and of what is left to filling up."""
 
 
@@ -85,7 +87,8 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto",
     """
     end = time.monotonic() + seconds
     simulator = Simulator(graph)
-    plain = _tidied(graph, Cut(graph).cheapest())
+    cut = Cut(graph)
+    plain = _tidied(graph, cut.cheapest())
     outcome = simulator.outcome(plain)
     if limit is None or outcome.peak <= limit:
         return Found(plain, outcome, outcome.cost, plain, "cut")
@@ -93,27 +96,41 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto",
     least = simulator.outcome(smallest).peak
     if least > limit:
         raise NoRoomError(limit, least)
-    found = _by_prices(graph, limit, simulator, plain, end)
+    found = _by_prices(graph, limit, simulator, cut, plain, end)
     if method == "auto" and found[0].gap:
         return _packed(graph, limit, simulator, *found, end)
     return found[0]
 
 
 def _by_prices(
-    graph: PlacementGraph, limit: int, simulator: Simulator, plain: Assignment, end: float
+    graph: PlacementGraph, limit: int, simulator: Simulator, cut: Cut, plain: Assignment, end: float
 ) -> tuple[Found, Priced]:
     """The best of what prices led to, filled up."""
     now = time.monotonic()
     smallest = simulator.smallest
     known = smallest, simulator.outcome(smallest)
-    priced = price(graph, limit, simulator, known, now + (end - now) * _PRICES_SHARE)
-    outcomes = {each: simulator.outcome(each) for each in priced.assignments}
-    best, outcome = min(
-        (known, *((each, then) for each, then in outcomes.items() if then.peak <= limit)),
-        key=lambda each: each[1].cost,
+    priced = price(
+        graph,
+        limit,
+        simulator,
+        cut,
+        known,
+        FEW_STEPS if len(graph.units) <= FEW else MOST_STEPS,
+        now + (end - now) * _PRICES_SHARE,
     )
+    outcomes = {each: simulator.outcome(each) for each in priced.assignments} | dict([known])
+    fitting = sorted(
+        (each for each, then in outcomes.items() if then.peak <= limit), key=lambda one: outcomes[one].cost
+    )
+    above = sorted((each for each, then in outcomes.items() if then.peak > limit), key=lambda one: outcomes[one].peak)
+    best, outcome = fitting[0], outcomes[fitting[0]]
     now = time.monotonic()
-    best, outcome = filled(graph, simulator, best, plain, limit, now + (end - now) * _FILL_SHARE)
+    until = now + (end - now) * _FILL_SHARE
+    for other in (*above[:_FEW_ASSIGNMENTS], plain):
+        for base in (best, *fitting[:_FEW_ASSIGNMENTS]):
+            trial, then = filled(graph, simulator, base, other, limit, until)
+            if then.cost < outcome.cost:
+                best, outcome = trial, then
     best = _tidied(graph, best)
     outcome = simulator.outcome(best)
     return Found(best, outcome, min(outcome.cost, int(priced.bound)), plain, "prices"), priced
