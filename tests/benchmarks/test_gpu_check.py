@@ -32,12 +32,13 @@ from irpar.runtime.groups import GROUPS, ThreadGroup
 from irpar.runtime.groups import Call as RankCall
 from irpar.sharding import Mesh
 from tests.budget import pairs
+from tests.patience import patient
 from tests.runtime.groups.spmd_threads import ThreadRank, Wires
 
 
 @pytest.fixture
 def context(tmp_path: Path) -> Context:
-    return Context("numpy", "threads", time.monotonic() + 60, tmp_path)
+    return Context("numpy", "threads", time.monotonic() + patient(60), tmp_path)
 
 
 def trial(name: str, *operands: np.ndarray, version: int = 21) -> Trial:
@@ -329,12 +330,13 @@ def test_a_share_of_the_tests(context: Context, tmp_path: Path) -> None:
     assert (found.checks, found.failures) == (10, [])
 
 
-def test_tests_that_had_no_time(context: Context, tmp_path: Path) -> None:
+def test_tests_that_had_no_time(context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "test_two.py").write_text(
         "import pytest\n@pytest.mark.gpu\n@pytest.mark.parametrize('n', range(2))\ndef test_one(n): pass\n"
     )
     found = Findings()
-    marked_tests.run_pytest(replace(context, deadline=time.monotonic() + 9), found, [str(tmp_path)])
+    monkeypatch.setattr(marked_tests, "_TO_END", 2 * context.seconds_left)
+    marked_tests.run_pytest(context, found, [str(tmp_path)])
     assert found.failures == ["1 tests were not begun in time"]
 
 

@@ -19,6 +19,7 @@ from benchmarks.gpu.speeds.single_operators import operators
 from benchmarks.gpu.speeds.stopwatch import Subject, measure
 from benchmarks.gpu.speeds.turns import BEGUN, Turns
 from benchmarks.gpu.speeds.work import least_work
+from tests.patience import patient
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +99,7 @@ def test_names() -> None:
 def test_operators_and_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(DeviceClock, "seconds", lambda self, start, runs=0: [start(), 0.5][1])
     monkeypatch.setattr(kernel_speeds, "COUNT_OF_SMALL", 100)
-    made = kernel_speeds.run_kernels("numpy", time.monotonic() + 60, lambda found: None)
+    made = kernel_speeds.run_kernels("numpy", time.monotonic() + patient(60), lambda found: None)
     assert made["problems"] == []
     assert len(made["rows"]) == len(list(operators()))
     found = rates.run_rates("numpy", Turns(None))

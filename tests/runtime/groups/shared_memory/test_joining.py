@@ -109,7 +109,7 @@ def stranger(name: str, says: bytes = b"") -> socket.socket:
 def check_meets(name: str, host: "Future[Joined]") -> None:
     """Rank 1 comes, and both have what they need."""
     world = World(1, 2, launcher="torchrun")
-    for joined in (_visit(PAIR, world, name, time.monotonic() + 10, 10), host.result(10)):
+    for joined in (_visit(PAIR, world, name, time.monotonic() + patient(10), 10), host.result(patient(10))):
         for end in (joined.own, *joined.others.values()):
             os.close(end)
 
