@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from irpar.analysis.cost.model import FEMTOSECONDS
+from irpar.analysis.cost.device import node_seconds
+from irpar.analysis.cost.model import FEMTOSECONDS, CostModel, in_femtoseconds
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.memory.liveness import peak, value_bytes
 from irpar.analysis.placement import Found, NoRoomError, PlacementGraph, solve
 from irpar.analysis.placement.of_program import Program, of_program
+from irpar.analysis.placement.overlap import overlap
 from irpar.analysis.placement.pins import Pins
 from irpar.analysis.placement.reasons import Reasons
 from irpar.analysis.placement.rewriting import write
 from irpar.analysis.recompute.costs import ASSUMED, Costs
-from irpar.ir import Module, Node
+from irpar.ir import Graph, Module, Node
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import copied_bytes, copies_of
 from irpar.pass_manager import Pass, PassResult, format_pass
@@ -41,7 +43,8 @@ class Place(Pass):
 
     Before: local view, the order that of execution. After: the same values in the same order; nodes on the host say
     `place=host`, weights and state lie where they are read and replaced, each value is copied once in each direction.
-    With a limit no rank's device holds more, which later passes keep: it is the module's memory limit then.
+    Copies begin before they are needed where something hides them and the device has room. With a limit no rank's
+    device holds more, which later passes keep: it is the module's memory limit then.
 
     What is not pinned is where the sum of all nodes and copies takes least time, none beside another: a minimal cut;
     where the device has no room for that, by prices on bytes and by CP-SAT (`irpar.analysis.placement`). The device has
@@ -52,6 +55,7 @@ class Place(Pass):
         device: the same on the device.
         rest: where the others are: auto, where the step takes least time; device.
         limit_gb: what a device may hold, in GB.
+        overlap: whether copies begin early, and are waited for late.
         network: a preset or a network file's text that knows the host and the link to it; by default the module's.
         seconds: of search, for all programs together.
     """
@@ -61,6 +65,7 @@ class Place(Pass):
     device: tuple[str, ...] = ()
     rest: Literal["auto", "device"] = "auto"
     limit_gb: float = 0
+    overlap: bool = True
     network: str = ""
     seconds: float = 10
 
@@ -79,6 +84,8 @@ class Place(Pass):
         placed = self._placed(module, network, limit, pins)
         for program, found in placed:
             write(program, found.on_device, Reasons(program, found, pins.of(program)))
+            if self.overlap:
+                _overlap(module, program.source, network, limit)
         if self.limit_gb:
             module.memory_limit = limit
         is_changed = any(not all(found.on_device) for _, found in placed)
@@ -168,6 +175,23 @@ def _fitting(program: Program, pinned: PlacementGraph, limit: int | None, end: f
             return found
         tried -= held - limit
     raise NoRoomError(limit or 0, held)
+
+
+def _overlap(module: Module, graph: Graph, network: Network, limit: int | None) -> None:
+    """Let copies begin early, where the device then holds no more than it may."""
+    costs, model = Costs(module, network), CostModel(network)
+
+    def cost_of(node: Node) -> int:
+        if node.place == "host" and network.host is not None:
+            return in_femtoseconds(node_seconds(node, network.host))
+        return costs.of_node(node)
+
+    def copy_cost(nbytes: int) -> int:
+        return model.copy("host", "device", nbytes) or 0
+
+    trial = clone_graph(graph)
+    if overlap(trial, limit, cost_of, copy_cost) and (limit is None or peak(trial).total_bytes <= limit):
+        overlap(graph, limit, cost_of, copy_cost)
 
 
 def _held_after(program: Program, found: Found) -> int:

@@ -9,7 +9,7 @@ from irpar import models
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.analysis.placement import NoRoomError
 from irpar.ir import Module, Node
-from irpar.ops.memory_copies import copied_bytes, copies_of
+from irpar.ops.memory_copies import copied_bytes, copies_of, is_copy
 from irpar.pass_manager import PassManager
 from irpar.pass_manager.default_pipeline import COMPLETE, LOCAL, MOVES, NORMALISE
 from irpar.pass_manager.memory_limit import peak_bytes
@@ -85,7 +85,7 @@ def test_what_takes_least_time_on_the_device_stays_there() -> None:
 
 
 def test_state_lies_where_it_is_replaced_and_is_copied_once_a_step() -> None:
-    found = str(run("place{host=[count, update], rest=device}", STATE))
+    found = str(run("place{host=[count, update], rest=device, overlap=false}", STATE))
     assert "state parameter %w: f32[4, 4] of [4, 4] in host, state statistic %n: f32[4, 4] of [4, 4] in host" in found
     lines = [line.split(" : ")[0].strip() for line in found.splitlines() if " = " in line and "mesh" not in line]
     assert lines == [
@@ -101,6 +101,48 @@ def test_state_lies_where_it_is_replaced_and_is_copied_once_a_step() -> None:
         '%z_1 = irpar.Copy(%z) {to="host", id=3}',
         "%n2 = Add(%n, %z_1) {| place=host}",
     ]
+
+
+IN_TURN = """
+mesh @m = ["one"=1]
+graph local @g(%ids: i64[64] of [64], %x: f32[512, 512] of [512, 512]) -> (%s, %z) opset 21 ranks [0] {
+  %table = constant : f32[1000000, 512] of [1000000, 512] data("t.bin", 0, 2048000000) from "embedding.weight"
+  %rows = Gather(%table, %ids) : f32[64, 512] of [64, 512] scope "embedding"
+  %a = MatMul(%x, %x) : f32[512, 512] of [512, 512]
+  %b = MatMul(%a, %x) : f32[512, 512] of [512, 512]
+  %y = MatMul(%rows, %b) : f32[64, 512] of [64, 512]
+  %z = MatMul(%b, %b) : f32[512, 512] of [512, 512]
+  %c = MatMul(%z, %z) : f32[512, 512] of [512, 512]
+  %s = Neg(%y) : f32[64, 512] of [64, 512] scope "last"
+}
+"""
+
+
+def test_copies_begin_early_and_are_waited_for_late() -> None:
+    # A product takes longer than a copy of 64 rows.
+    found = run("place{host=[embedding, last], rest=device}", IN_TURN)
+    assert [line.split(" : ")[0].strip() for line in str(found).splitlines()[3:-1]] == [
+        "%rows = Gather(%table, %ids) {| place=host}",
+        "%a = MatMul(%x, %x)",
+        '%rows_2 = irpar.CopyStart(%rows) {to="device", id=2}',
+        "%b = MatMul(%a, %x)",
+        "%rows_3 = irpar.Wait(%rows_2) {id=2}",
+        "%y = MatMul(%rows_3, %b)",
+        '%y_2 = irpar.CopyStart(%y) {to="host", id=3}',
+        "%z = MatMul(%b, %b)",
+        "%y_3 = irpar.Wait(%y_2) {id=3}",
+        "%c = MatMul(%z, %z)",
+        "%s = Neg(%y_3) {| place=host}",
+    ]
+
+
+def test_copies_begin_when_they_are_needed_where_there_is_no_room() -> None:
+    module = run("place{host=[embedding, last], rest=device, overlap=false}", IN_TURN)
+    least = peak_bytes(module)
+    limited = run(f"place{{host=[embedding, last], rest=device, limit-gb={least / 1e9:.9f}}}", IN_TURN)
+    assert peak_bytes(limited) == least
+    # Beside %b there is no room for the rows; that %y lies on the device for longer costs nothing.
+    assert [node.op_type for node in limited.graph if is_copy(node)] == ["Copy", "CopyStart"]
 
 
 def test_the_optimizer_and_its_state_are_on_the_host_where_the_device_has_no_room() -> None:
