@@ -162,6 +162,8 @@ class RankState:
             given = self._values[place]
             if value.memory == "disk" and isinstance(given, np.ndarray):
                 self._values[place] = spaces.to_disk(given)
+            elif value.memory == "device":
+                self._values[place] = self._arrays.operand(given)
 
     def _check_reads(self, step: ComputeStep) -> None:
         """Refuse to run a segment on what lies in another memory than its own.

@@ -25,6 +25,7 @@ from irpar.verification.inputs import random_inputs
 from tests.scattered_places import PlaceOptimizer, ScatterPlaces, scattering, with_pass
 from tests.training.programs import MESHES, batch, classifier
 
+from .devices import strict_device
 from .programs import module
 
 ENGINES = ["ort", "numpy"]
@@ -88,6 +89,26 @@ def test_a_step_of_training_keeps_its_numbers(options: Mapping[str, str], mesh: 
     expected, given = found
     for name, array in expected.items():
         np.testing.assert_allclose(given[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("family", ["mlp", pytest.param("gpt", marks=pytest.mark.slow)])
+def test_on_a_device_that_takes_no_arrays_of_the_host(family: str) -> None:
+    partition = irpar.partition(models.build(family), "tp=1", pipeline=scattering(1))
+    inputs = random_inputs(partition.executor("numpy").inputs, partition.module.graph)
+    expected = partition.run(inputs, engine="numpy")
+    with strict_device():
+        executor = partition.executor("cupy")
+        for _ in range(3):  # The third replays what is captured.
+            found = executor.run(inputs)
+    assert executor.log.copies.differences(partition.plan.copies) == []
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_ranks_that_share_a_process_have_no_device_apart() -> None:
+    partition = irpar.partition(models.build("mlp"), "tp=2", pipeline=scattering(1))
+    with strict_device(), pytest.raises(ProgramError, match="2 ranks in one process do not keep values apart"):
+        partition.executor("cupy")
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

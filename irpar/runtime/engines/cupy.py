@@ -45,7 +45,12 @@ class EdgeArrays(Arrays):
         self._rank = rank
 
     def moving(self, value: Any, to: Memory) -> Moving:
-        """A copy through pinned memory on a stream of its own, which comes after all that the rank's was given."""
+        """A copy through pinned memory on a stream of its own, which comes after all that the rank's was given.
+
+        What the device holds is an array of numpy where it is a constant, or of a dtype that CuPy lacks.
+        """
+        if isinstance(value, np.ndarray) and (to == "host" or value.dtype not in DEVICE_DTYPES):
+            return ON_HOST.moving(value, to)
         lanes, rank = self._lanes, self._rank
         with lanes.of(rank) as lane:
             made = lanes.cupy.empty(value.shape, value.dtype) if to == "device" else None
