@@ -11,6 +11,7 @@ from rich.text import Text
 
 from irpar.output.entries import known_times, over_text
 from irpar.output.tables import (
+    copies_table,
     functions_table,
     headline,
     indented,
@@ -121,27 +122,36 @@ def explain_command(
         _explain_all(plan, as_json)
         return
     collectives = [entry for entry in plan.collectives if target in (str(entry["id"]), f"id={entry['id']}")]
-    values = [] if collectives else _matching(plan, target)
-    if not collectives and not values:
+    copies = [entry for entry in plan.copies if target in (str(entry["id"]), f"id={entry['id']}")]
+    values = [] if collectives or copies else _matching(plan, target)
+    copies += [entry for entry in plan.copies if entry["value"] in {target.removeprefix("%"), *_names(values)}]
+    if not (collectives or copies or values):
         raise _unknown(plan, target)
     chains = {entry["name"]: _chains(plan, entry) for entry in values}
     related = collectives or [entry for entry in plan.collectives if entry["value"] in {v["source"] for v in values}]
     if as_json:
         found = [{**entry, "chains": chains[entry["name"]]} for entry in values]
-        print_json({"values": found, "collectives": related})
+        print_json({"values": found, "collectives": related, **({"copies": copies} if plan.copies else {})})
         return
     console = output()
     told: set[tuple[str, str]] = set()
     for entry in values:
         _print_value(console, entry, chains[entry["name"]], told)
     _print_collectives(console, related, str)
+    for entry in copies:
+        _print_copy(console, entry)
+
+
+def _names(values: Sequence[Entry]) -> set[str]:
+    return {name for entry in values for name in (entry["name"], entry["source"])}
 
 
 def _explain_all(plan: "Plan", as_json: bool) -> None:
     if as_json:
         lists = {"inputs": plan.inputs, "outputs": plan.outputs, "replicated": plan.replicated}
         head = {"mesh": plan.mesh, "pipeline": plan.pipeline, "network": plan.network, "predicted": plan.predicted}
-        print_json({**head, "collectives": plan.collectives, "functions": plan.functions, **lists})
+        copies = {"copies": plan.copies} if plan.copies else {}
+        print_json({**head, "collectives": plan.collectives, **copies, "functions": plan.functions, **lists})
         return
     console = output()
     console.print(Text(headline(plan), style="bold"))
@@ -154,12 +164,39 @@ def _explain_all(plan: "Plan", as_json: bool) -> None:
         console.print()
         console.print(state_table(plan.state))
     _print_collectives(console, plan.collectives, shortened)
+    if plan.copies:
+        console.print()
+        console.print(copies_table(plan))
+        console.print(Text(_held(plan)), soft_wrap=True)
     if plan.functions:
         console.print()
         console.print(functions_table(plan))
         console.print(Text(_reuse(plan)), soft_wrap=True)
     print_replicated(console, plan.replicated, "", rows=None)
     console.print("\nfor one tensor or collective: irpar explain OUT NAME, irpar explain OUT ID", soft_wrap=True)
+
+
+def _held(plan: "Plan") -> str:
+    """Where what a rank holds lies at the most."""
+    fields = (("peak_bytes", "on the device"), ("host_bytes", "on the host"), ("disk_bytes", "on disk"))
+    most = {where: max(rank.get(field, 0) for rank in plan.ranks) for field, where in fields}
+    return "a rank holds at most " + ", ".join(f"{bytes_text(size)} {where}" for where, size in most.items() if size)
+
+
+def _print_copy(console: "Console", entry: Entry) -> None:
+    """A copy between memories: of what, when, and why."""
+    times = "" if entry["times"] == 1 else f", {entry['times']} times"
+    if entry["times"] is None:
+        times = ", as often as the body that it stands in runs"
+    console.print()
+    console.print(Text(f"{entry['id']}  copy from {entry['from']} to {entry['to']}"), style="bold")
+    console.print(indented(f"of {entry['value']}: {bytes_text(entry['bytes'])}{times}"))
+    if entry.get("before"):
+        console.print(indented(f"begins before {entry['before']}"))
+    if entry.get("reader"):
+        console.print(indented(f"first read by {entry['reader']}"))
+    if entry.get("reason"):
+        console.print(indented(entry["reason"]))
 
 
 def _reuse(plan: "Plan") -> str:
@@ -338,12 +375,8 @@ def _placement(entry: Entry) -> str:
 
 def _unknown(plan: "Plan", target: str) -> IrparError:
     if target.isascii() and target.isdecimal():
-        count = len(plan.collectives)
-        do = (
-            f"give an id of 0 to {max(entry['id'] for entry in plan.collectives)}"
-            if count
-            else "nothing is sent at all"
-        )
+        known = [entry["id"] for entry in (*plan.collectives, *plan.copies)]
+        do = f"give an id of 0 to {max(known)}" if known else "nothing is sent at all"
         return IrparError(f"there is no collective {target}", do=do)
     names = {name for entry in _values(plan) for name in (entry["name"], entry["source"])}
     name = target.removeprefix("%")

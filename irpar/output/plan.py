@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from irpar.analysis.cost.node import graph_flops
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.memory.arena import arena_bytes
 from irpar.analysis.memory.by_use import bytes_by_use
-from irpar.analysis.memory.liveness import Uses, memories_of, peak, uses_of, value_bytes
+from irpar.analysis.memory.liveness import Uses, constant_bytes, memories_of, peak, uses_of, value_bytes
 from irpar.analysis.opening import with_calls_opened
 from irpar.analysis.redistribution.held import settled_annotations
 from irpar.analysis.segments import segment_entries
@@ -34,10 +34,11 @@ from irpar.ir import (
     dtype_of_text,
     tensor_type,
 )
+from irpar.ops import traits
 from irpar.ops.collectives import KINDS, POINT_TO_POINT, collective_axes, is_planned, sent_bytes
 from irpar.ops.coords import COORDS
 from irpar.ops.facts import int_attribute, ints_attribute
-from irpar.ops.memory_copies import copies_of, source_memory, target_memory
+from irpar.ops.memory_copies import MEMORIES, copies_of, is_copy, source_memory, target_memory
 from irpar.ops.updates import as_written
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
@@ -162,7 +163,7 @@ def make_plan(
         parts=[
             {
                 "model": f"part{part.index}/{MODEL_FILE}",
-                "weight_bytes": peaks[part.graph].constant_bytes,
+                "weight_bytes": sum(constant_bytes(part.graph, memory) for memory in MEMORIES),
                 "flops": costs[part.graph],
                 "segments": segments[part.graph],
                 "program": None,  # Known when they are written.
@@ -303,10 +304,40 @@ def copy_entries(module: Module) -> list[dict[str, Any]]:
             "value": operand.source_name,
             "phase": node.phase,
             "reason": node.doc or None,
+            **_moments(node),
         }
         known = found.setdefault(number, entry)
         known["bytes"] = max(known["bytes"], entry["bytes"])
     return [found[number] for number in sorted(found)]
+
+
+def _moments(node: Node) -> dict[str, str | None]:
+    """When a copy takes place: before which node it begins, and which one is the first to read what it gives.
+
+    Of nodes of a graph that come later, so that what only other copies follow has none.
+    """
+    given = node.result
+    if traits(node).starts:
+        (wait,) = given.users
+        given = wait.result
+    readers = {_in_graph(user, node.graph) for user in given.users}
+    begins = next((one for one in _from(node.next) if not (is_copy(one) or traits(one).waits)), None)
+    reads = next((one for one in _from(given.node) if one in readers), None)
+    return {name: None if found is None else found.label for name, found in (("before", begins), ("reader", reads))}
+
+
+def _from(node: Node | None) -> Iterator[Node]:
+    """A node of a graph and those behind it."""
+    while node is not None and not node.is_return:
+        yield node
+        node = node.next
+
+
+def _in_graph(node: Node, graph: Graph | None) -> Node:
+    """A node of a graph, or the one there in whose body it stands."""
+    while node.graph is not graph and node.graph is not None and node.graph.parent is not None:
+        node = node.graph.parent
+    return node
 
 
 def _held_elsewhere(graph: Graph, uses: Uses) -> dict[str, int]:

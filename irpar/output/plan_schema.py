@@ -164,6 +164,8 @@ CopyEntry = TypedDict(
         "value": str,
         "phase": str | None,
         "reason": NotRequired[str | None],
+        "before": NotRequired[str | None],
+        "reader": NotRequired[str | None],
     },
 )
 """What is copied between memories of one rank."""

@@ -36,6 +36,8 @@ def print_summary(console: Console, plan: "Plan", more: str) -> None:
     console.print(cost_table(plan))
     console.print()
     print_collectives(console, plan, more)
+    if plan.copies:
+        console.print(copies_table(plan))
     if plan.predicted is not None:
         console.print(prediction(plan), soft_wrap=True)
     print_replicated(console, plan.replicated, more)
@@ -55,6 +57,8 @@ def print_plan(console: Console, plan: "Plan") -> None:
     if plan.state:
         console.print(state_table(plan.state))
     console.print(collectives_table(plan) if plan.collectives else "nothing is sent between the ranks")
+    if plan.copies:
+        console.print(copies_table(plan))
     if plan.predicted is not None:
         console.print(prediction(plan))
     print_replicated(console, plan.replicated, "plan.replicated", rows=ROWS)
@@ -79,6 +83,22 @@ def collectives_table(plan: "Plan") -> Any:
         made.add_row(kind, axes, f"{times:,}", bytes_text(size), bytes_text(sent), why)
     sent = plan.totals["sent_bytes"]
     made.add_row("all", "", f"{sum(known_times(entry) for entry in plan.collectives):,}", "", bytes_text(sent), "")
+    return made
+
+
+def copies_table(plan: "Plan") -> Any:
+    """Copies between memories of a rank with their bytes each step, and why; those alike in all layers are one line."""
+    made = table("copied each step", "times", "bytes", "of", "why", right=("times", "bytes"))
+    alike = _grouped(plan.copies, lambda entry: (entry["from"], entry["to"], pattern(_reason(entry))))
+    for (source, target, _), entries in alike:
+        times = sum(known_times(entry) for entry in entries)
+        copied = sum(known_times(entry) * entry["bytes"] for entry in entries)
+        values = dict.fromkeys(entry["value"] for entry in entries)
+        of = shortened(next(iter(values))) + (f" and {len(values) - 1} more" if len(values) > 1 else "")
+        why = shortened(merged(list(map(_reason, entries))))
+        made.add_row(f"{source} to {target}", f"{times:,}", bytes_text(copied), of, why)
+    times = sum(known_times(entry) for entry in plan.copies)
+    made.add_row("all", f"{times:,}", bytes_text(plan.totals["copied_bytes"]), "", "")
     return made
 
 
@@ -127,8 +147,16 @@ def prediction(plan: "Plan") -> str:
     hidden = "" if exposed is None or exposed >= sent else f", {seconds_text(exposed)} of it exposed"
     return (
         f"predicted ({network}): {seconds_text(step)} a step, computation {seconds_text(compute)}, "
-        f"communication {seconds_text(sent)}{hidden}"
+        f"communication {seconds_text(sent)}{hidden}{_copying(seconds)}"
     )
+
+
+def _copying(seconds: Mapping[str, Any]) -> str:
+    """What copies between memories take by a prediction, and what of that is hidden behind the rest."""
+    copies, exposed = seconds.get("copy_seconds"), seconds.get("exposed_copy_seconds")
+    if copies is None or exposed is None:
+        return ""
+    return f", copies {seconds_text(copies)}, {seconds_text(max(0.0, copies - exposed))} of it hidden"
 
 
 def network_name(text: str) -> str:
@@ -150,6 +178,10 @@ def cost_table(plan: "Plan") -> Any:
         rows.insert(0, ("state", state, max(_state_bytes(plan, rank) for rank in plan.ranks), bytes_text))
     if plan.training is None:  # Of a step the parameters are state; what is constant tells nothing of its size.
         rows.insert(0, ("weights", whole.get("weight_bytes"), max(p["weight_bytes"] for p in plan.parts), bytes_text))
+    for name, field in (("on the host", "host_bytes"), ("on disk", "disk_bytes")):
+        most = max(rank.get(field, 0) for rank in plan.ranks)
+        if most:
+            rows.append((name, None, most, bytes_text))
     made = table("", "one device", "per rank", "share", right=("one device", "per rank", "share"))
     for name, before, after, text in rows:
         made.add_row(
@@ -161,7 +193,7 @@ def cost_table(plan: "Plan") -> Any:
 def _state_bytes(plan: "Plan", rank: Mapping[str, Any]) -> int:
     """What a rank keeps from run to run: parameters that are state, what an optimizer keeps of them, caches."""
     kept = sum(rank["memory"][use] for use in ("parameters", "optimizer", "buffers"))
-    return int(kept - plan.parts[rank["part"]]["weight_bytes"])
+    return max(0, int(kept - plan.parts[rank["part"]]["weight_bytes"]))
 
 
 def print_collectives(console: Console, plan: "Plan", more: str) -> None:
@@ -225,11 +257,13 @@ def specs_table(title: str, specs: Sequence[Mapping[str, Any]]) -> Any:
 
 def state_table(entries: Sequence[Mapping[str, Any]]) -> Any:
     """What stays on the ranks from run to run, and what replaces it."""
-    made = table("state", "kind", "replaced by", "dtype", "sharding")
+    lies_elsewhere = any(entry.get("memory", "device") != "device" for entry in entries)
+    made = table("state", "kind", "replaced by", "dtype", "sharding", *(["memory"] if lies_elsewhere else []))
     for entry in entries:
         after = "" if entry["output"] is None else shortened(entry["output"])
         cut = sharding_text(entry["sharding"], entry["shape"])
-        made.add_row(shortened(entry["name"]), entry["kind"], after, entry["dtype"], cut)
+        where = [entry["memory"]] if lies_elsewhere else []
+        made.add_row(shortened(entry["name"]), entry["kind"], after, entry["dtype"], cut, *where)
     return made
 
 
