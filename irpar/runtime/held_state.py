@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from irpar.errors import listed
-from irpar.ir import Graph, Value
+from irpar.ir import Graph, Tensor, Value
 from irpar.ir.state import StateKind
 from irpar.output.parts import Part
 from irpar.sharding import local_region
@@ -86,10 +86,23 @@ def _replaced(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
     return found, names - found
 
 
-class HeldState:
-    """What the ranks of this process hold, session by session."""
+OnDisk = Callable[[Tensor, int], Any]
+"""Gives what a rank holds of a tensor that is to lie on a disk: where it is already, if it can be read there."""
 
-    def __init__(self, parts: Sequence[Part], coords: Mapping[int, Sequence[int]]) -> None:
+
+class HeldState:
+    """What the ranks of this process hold, session by session.
+
+    Args:
+        parts: theirs.
+        coords: of each rank.
+        on_disk: for states that lie on a disk.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], coords: Mapping[int, Sequence[int]], on_disk: OnDisk | None = None
+    ) -> None:
+        self._on_disk = on_disk
         self._graphs = {rank: part.graph for part in parts for rank in part.ranks if rank in coords}
         self._replaced = {rank: _replaced(graph) for rank, graph in self._graphs.items()}
         self._coords = coords
@@ -131,9 +144,11 @@ class HeldState:
         data = self._graphs[rank].states[value].data
         if data is None:
             return _zeros(value.shape, value)
-        if value.sharding is None or value.sharding.is_replicated:
-            return data.numpy().view()  # Nobody writes over what the program begins with.
-        return data.slice(local_region(value.sharding, data.shape, self._coords[rank])).numpy().view()
+        if value.sharding is not None and not value.sharding.is_replicated:
+            data = data.slice(local_region(value.sharding, data.shape, self._coords[rank]))
+        if value.memory == "disk" and self._on_disk is not None:
+            return self._on_disk(data, rank)
+        return data.numpy().view()  # Nobody writes over what the program begins with.
 
     def write(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
         """Let a rank hold other blocks; what may change outside, such as a view of an input, is copied."""

@@ -93,7 +93,10 @@ class LocalRanks:
         self.log = CollectiveLog()
         self.read_bytes: dict[int, int] = {}
         if self._beside is None:
-            self._held: HeldState = HeldState(self.parts, {rank: mesh.coords(rank) for rank in ranks})
+            coords = {rank: mesh.coords(rank) for rank in ranks}
+            self._held: HeldState = HeldState(
+                self.parts, coords, lambda tensor, rank: self._disk().tensor(tensor, rank)
+            )
         else:
             names = [state.spec.name for state in self.states]
             on_disk = [value.source_name for value in graph.states if value.memory == "disk"]

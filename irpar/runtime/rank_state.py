@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import Memory, Node, Value, tensor_type
+from irpar.ops import called_communication
 from irpar.ops.effects import is_communication
 from irpar.ops.memory_copies import reads_sizes_alone
 
@@ -120,7 +121,7 @@ class RankState:
         found = dict(zip(names, map(self._values.__getitem__, places), strict=True))
         return found | {name: self._constants.array(value) for name, value in constants.items()}
 
-    def start(self, blocks: Mapping[str, Any], states: Mapping[str, Any] | None = None) -> None:
+    def start(self, blocks: Mapping[str, Any], states: dict[str, Any] | None = None) -> None:
         """Take this rank's blocks of the inputs, and its coordinates.
 
         Args:
@@ -146,15 +147,15 @@ class RankState:
         if prepared.coords is not None:
             self._values[prepared.coords] = np.asarray(self.coords, np.int64)
         if self._spaces is not None:
-            self._enter(self._spaces)
+            self._enter(self._spaces, {} if states is None else states)
 
-    def _enter(self, spaces: Spaces) -> None:
-        """Note where inputs lie; those on a disk are written there unless they are there.
+    def _enter(self, spaces: Spaces, states: dict[str, Any]) -> None:
+        """Bring inputs to where they lie, unless they are there; of states of a session those of later runs, too.
 
         What comes from other ranks always lies on the device.
         """
         for value, place in self._places.items():
-            if value.node is not None and is_communication(value.node):
+            if value.node is not None and (is_communication(value.node) or called_communication(value.node)):
                 self._lies[place] = "device"
         for value in self.graph.inputs:
             place = self._places[value]
@@ -164,6 +165,8 @@ class RankState:
                 self._values[place] = spaces.to_disk(given)
             elif value.memory == "device":
                 self._values[place] = self._arrays.operand(given)
+            if value.source_name in states:
+                states[value.source_name] = self._values[place]
 
     def _check_reads(self, step: ComputeStep) -> None:
         """Refuse to run a segment on what lies in another memory than its own.

@@ -12,8 +12,9 @@ import pytest
 import irpar
 from irpar import models
 from irpar.analysis.memory.liveness import held_bytes, memories_of, peak, roots_of, value_bytes
-from irpar.ir import Graph, Memory, Node, Value
-from irpar.pass_manager import Pass
+from irpar.ir import Graph, Memory, Node, Value, verify
+from irpar.pass_manager import Pass, PassManager
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.runtime.engines.arrays import Arrays, Moving
 from irpar.runtime.errors import ProgramError, RunError
 from irpar.runtime.executor import Executor
@@ -21,6 +22,7 @@ from irpar.runtime.log import CopyLog, CopyRecord
 from irpar.runtime.memory import LIMIT, OutOfMemoryError, run_bytes
 from irpar.runtime.rank_state import RankState
 from irpar.runtime.spaces import InFlight
+from irpar.runtime.storage.disk import Disk
 from irpar.verification.inputs import random_inputs
 from tests.scattered_places import PlaceOptimizer, ScatterPlaces, scattering, with_pass
 from tests.training.programs import MESHES, batch, classifier
@@ -109,6 +111,38 @@ def test_ranks_that_share_a_process_have_no_device_apart() -> None:
     partition = irpar.partition(models.build("mlp"), "tp=2", pipeline=scattering(1))
     with strict_device(), pytest.raises(ProgramError, match="2 ranks in one process do not keep values apart"):
         partition.executor("cupy")
+
+
+@pytest.mark.parametrize(
+    ("family", "behind"),
+    [
+        ("mlp", "fuse-communication,extract-communication,memory-order,group-segments"),
+        *(
+            pytest.param("gpt", f"{behind},group-segments", marks=pytest.mark.slow)
+            for behind in (
+                "fuse-communication,extract-communication",
+                "memory-order",
+                "fuse-kernels",
+                "cse,simplify-layout,dce,fold-constants",
+                "split-bias,join-weights",
+                "simplify-collectives,infer-types,inline-functions",
+                "recompute{match=h.*}",
+            )
+        ),
+        pytest.param("resnet", "channels-last,group-segments", marks=pytest.mark.slow),
+    ],
+)
+def test_passes_behind_it_respect_where_things_are(family: str, behind: str, tmp_path: Path) -> None:
+    onnx.save(models.build(family), tmp_path / "model.onnx")
+    loaded = irpar.load(tmp_path / "model.onnx")
+    irpar.annotate(loaded, models.annotations(family, "dp", "tp"))
+    before = [one for one in PassManager.parse(DEFAULT_PIPELINE).passes if one.name != "group-segments"]
+    pipeline = PassManager([*before, ScatterPlaces(0), *PassManager.parse(behind).passes])
+    partition = irpar.partition(loaded, "dp=2,tp=2", pipeline=pipeline)
+    verify(partition.module)
+    partition.verify(engine="numpy").check()
+    log = partition.executor("numpy").log
+    assert [*log.differences(partition.plan.collectives), *log.copies.differences(partition.plan.copies)] == []
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -322,6 +356,35 @@ def test_state_stays_in_its_memory_from_run_to_run(memory: str, tmp_path: Path) 
             np.testing.assert_array_equal(session.run({"x": GIVEN["x"]})["y"], time * GIVEN["x"])
         np.testing.assert_array_equal(session.read("v"), 3 * GIVEN["x"])
     assert [entry["memory"] for entry in made.plan.state] == [memory]
+
+
+READ_ONLY = """
+    mesh @m = ["x"=1]
+    graph local @g(%x: f32[4], state parameter %w: f32[4] in disk = [1.0, 2.0, 3.0, 4.0]) -> (%y) opset 21 ranks [0] {
+      %d = irpar.Copy(%w) {to="device"} : f32[4]
+      %y = Mul(%x, %d) : f32[4]
+    }
+"""
+
+
+def test_state_on_disk_is_written_there_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    begin = Disk.begin_write
+
+    def counted(disk: Disk, array: Any, rank: int) -> Any:
+        written.append(array)
+        return begin(disk, array, rank)
+
+    monkeypatch.setattr(Disk, "begin_write", counted)
+    with partitioned(READ_ONLY).session(engine="numpy") as session:
+        for _ in range(2):
+            np.testing.assert_array_equal(session.run({"x": GIVEN["x"]})["y"], GIVEN["x"] * [1, 2, 3, 4])
+        assert written == []  # What the program begins with needs no array for that.
+        session.write("w", GIVEN["h"])
+        for _ in range(2):
+            np.testing.assert_array_equal(session.run({"x": GIVEN["x"]})["y"], GIVEN["x"] * GIVEN["h"])
+        assert len(written) == 1
+        np.testing.assert_array_equal(session.read("w"), GIVEN["h"])
 
 
 # -- the log ----------------------------------------------------------------------------------------------------------
