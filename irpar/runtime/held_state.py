@@ -102,7 +102,7 @@ class HeldState:
     def __init__(
         self, parts: Sequence[Part], coords: Mapping[int, Sequence[int]], on_disk: OnDisk | None = None
     ) -> None:
-        self._on_disk = on_disk
+        self._lay_on_disk = on_disk
         self._graphs = {rank: part.graph for part in parts for rank in part.ranks if rank in coords}
         self._replaced = {rank: _replaced(graph) for rank, graph in self._graphs.items()}
         self._coords = coords
@@ -146,8 +146,8 @@ class HeldState:
             return _zeros(value.shape, value)
         if value.sharding is not None and not value.sharding.is_replicated:
             data = data.slice(local_region(value.sharding, data.shape, self._coords[rank]))
-        if value.memory == "disk" and self._on_disk is not None:
-            return self._on_disk(data, rank)
+        if value.memory == "disk" and self._lay_on_disk is not None:
+            return self._lay_on_disk(data, rank)
         return data.numpy().view()  # Nobody writes over what the program begins with.
 
     def write(self, session: int, rank: int, blocks: Mapping[str, Any]) -> None:
