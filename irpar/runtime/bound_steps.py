@@ -35,6 +35,8 @@ _FEWEST = 3
 """Steps one after the other that are bound: what they read from before is copied, and what is read after them."""
 _MOST_BYTES = 32 << 20
 """Of what the steps of a run make that are bound, on all ranks of a process; where it would be more, none are."""
+_BINDING_BYTES = 4096
+"""What a segment takes besides, whose binding takes 40 us."""
 
 Column = tuple[Step, ...]
 """A step of each rank of the process, in order of ranks."""
@@ -310,7 +312,7 @@ class Bindings:
             return Bound(unbound)  # What lies where is told step by step.
         columns = list(zip(*unbound.values(), strict=True))
         small = {column for column in columns if _is_small(column, parts)}
-        if sum(sum(map(_made_bytes, column, parts.values())) for column in small) > _MOST_BYTES:
+        if sum(sum(map(_bound_bytes, column, parts.values())) for column in small) > _MOST_BYTES:
             return Bound(unbound)
         long = [step for column in small for step in column if not self._is_quick(step)]
         steps: dict[int, list[Step]] = {rank: [] for rank in parts}
@@ -348,10 +350,10 @@ def _moves_little(step: CommunicateStep, part: PreparedPart) -> bool:
     return are_small([operand, values[step.result]])
 
 
-def _made_bytes(step: Step, part: PreparedPart) -> int:
-    """Bytes of what a step makes that is small."""
+def _bound_bytes(step: Step, part: PreparedPart) -> int:
+    """Bytes of what a step makes that is small, and of what it is bound with."""
     if isinstance(step, ComputeStep):
-        return sum(value.tensor_type.nbytes for value in step.segment.outputs)
+        return _BINDING_BYTES + sum(value.tensor_type.nbytes for value in step.segment.outputs)
     assert isinstance(step, CommunicateStep)
     assert step.result is not None
     return part.tape.values[step.result].tensor_type.nbytes
