@@ -323,6 +323,10 @@ def _in(value: Value) -> str:
 
 def _boundary_problems(node: Node) -> Iterator[str]:
     """What goes into a body, comes out of it and is the node's result must lie in one memory."""
+    deciding = {"If": 1, "Loop": 2, "Scan": 0}[node.op_type]
+    for value in node.operands[:deciding]:
+        if value is not None and value.memory == "disk":
+            yield f"decides by %{value.name}, which lies on the disk: copy it first"
     for body in node.nested_graphs():
         for outside, inside in _boundary(node, body):
             if outside.memory != inside.memory:

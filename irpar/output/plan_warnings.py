@@ -33,11 +33,16 @@ def _too_large(plan: "Plan") -> Iterator[str]:
         return
     from irpar.analysis.cost.network_lookup import network_of
 
-    device = network_of(plan.network).device
-    if device is None or device.memory is None:
-        return
-    if most > device.memory:
-        yield f"a rank needs {bytes_text(most)} at its peak, and a device has {bytes_text(device.memory)}"
+    network = network_of(plan.network)
+    disk = None if network.disk is None else network.disk.capacity
+    for what, field, room in (
+        ("a device has", "peak_bytes", None if network.device is None else network.device.memory),
+        ("its share of the host is", "host_bytes", None if network.host is None else network.host.memory),
+        ("its share of the disk is", "disk_bytes", disk),
+    ):
+        most = max(rank.get(field, 0) for rank in plan.ranks)
+        if room is not None and most > room:
+            yield f"a rank needs {bytes_text(most)} at its peak, and {what} {bytes_text(room)}"
 
 
 def _idle(plan: "Plan") -> Iterator[str]:

@@ -104,6 +104,16 @@ LOOP = """\
   }} : f32[4]"""
 
 
+def test_what_decides_how_often_a_body_runs_is_not_read_on_a_disk() -> None:
+    lines = """\
+  %n = constant : i64[] in disk 3
+  %y = Loop(%n, _, %x) {body=graph @body(%i: i64[], %go: bool[], %v: f32[4]) -> (%go, %out) {
+    %out = Neg(%v) : f32[4]
+  }} : f32[4]"""
+    with pytest.raises(VerifyError, match="decides by %n, which lies on the disk"):
+        verify(module_of(lines))
+
+
 def test_bodies_begin_and_end_where_the_node_does() -> None:
     verify(module_of(LOOP))
     wrong = LOOP.replace("  %first", "  %unread").replace("%true, %first", "%true, %h")

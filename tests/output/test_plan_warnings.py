@@ -1,11 +1,13 @@
 """What a plan warns of: it is slower than one device, too large for one, or ranks are idle."""
 
+import textwrap
 from pathlib import Path
 
 import onnx
 import pytest
 
 import irpar
+from irpar.ir import parse_module
 from irpar.output.plan_warnings import warnings
 from tests.written import Specs, model_of_text
 
@@ -46,6 +48,29 @@ def test_more_than_a_device_has(tmp_path: Path) -> None:
     specs: Specs = {"w": [None, "tp"]}
     assert [told.split(" at its peak")[1] for told in warned(tmp_path, specs, "tp=4", memory="1000")] == [
         ", and a device has 1 kB"
+    ]
+
+
+def test_more_than_its_shares_of_host_and_disk(tmp_path: Path) -> None:
+    """Eight numbers lie on the host, and four of them on the disk, too."""
+    network = tmp_path / "network.yaml"
+    rates = "flops: {f32: 20e12}, memory_bandwidth: 1e12"
+    network.write_text(
+        DEVICE.replace("MEMORY", "1e9")
+        + f"host: {{{rates}, memory: 31}}\ndisk: {{read: 1e9, write: 1e9, capacity: 15}}\n"
+    )
+    text = """
+        mesh @m = ["x"=1]
+        graph local @g(%h: f32[4] in host) -> (%y) opset 21 ranks [0] {
+          %g = Neg(%h) {| place=host} : f32[4] in host
+          %d = irpar.Copy(%g) {to="disk"} : f32[4] in disk
+          %y = irpar.Copy(%d) {to="device"} : f32[4]
+        }
+        """
+    partition = irpar.partition(parse_module(textwrap.dedent(text)), pipeline="group-segments", network=network)
+    assert [told.split(" at its peak")[1] for told in warnings(partition.plan)] == [
+        ", and its share of the host is 31 B",
+        ", and its share of the disk is 15 B",
     ]
 
 
