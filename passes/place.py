@@ -82,6 +82,7 @@ class Place(Pass):
         pins = Pins(self.host, self.device, self.rest == "auto", format_pass(self))
         before, known_limit = peak_bytes(module), module.memory_limit
         placed = self._placed(module, network, limit, pins)
+        left = dict.fromkeys(line for program, _ in placed for line in pins.left(program))
         for program, found in placed:
             write(program, found.on_device, Reasons(program, found, pins.of(program)))
             if self.overlap:
@@ -91,8 +92,10 @@ class Place(Pass):
         is_changed = any(not all(found.on_device) for _, found in placed)
         if not is_changed:
             note = f"all is on the device, which holds {bytes_text(before)}"
-            return PassResult(module.memory_limit != known_limit, notes=(note,))
-        return PassResult(True, notes=_notes(placed, before, peak_bytes(module)), statistics=_statistics(module))
+            return PassResult(module.memory_limit != known_limit, notes=(note, *left))
+        return PassResult(
+            True, notes=(*_notes(placed, before, peak_bytes(module)), *left), statistics=_statistics(module)
+        )
 
     def _check(self, module: Module) -> None:
         where = format_pass(self)

@@ -224,9 +224,23 @@ def test_communication_stays_on_the_device() -> None:
             '%s = irpar.AllReduce(%same) {axes=["tp"], id=0, reduce="sum"} : f32[64, 512] of [64, 512] scope "body"',
         )
     )
-    told = _refused("place{host=[body]}", text)
-    assert "cannot be on the host, as host=body says" in told
+    told = _refused("place{host=[s]}", text)
+    assert "cannot be on the host, as host=s says" in told
     assert "communicates, and its operands are on the device" in told
+
+
+def test_what_a_pin_names_and_cannot_be_on_the_host_stays() -> None:
+    text = (
+        LOOK_UP.replace('"one"=1', '"tp"=2')
+        .replace("ranks [0]", "ranks [0, 1]")
+        .replace("%s = Add(%same, %x)", '%s = irpar.AllReduce(%same) {axes=["tp"], id=0, reduce="sum"}')
+    )
+    (record,) = run_pipeline("place{host=[body], rest=device}", module := read(text))
+    assert record.notes[-1] == (
+        "host=body leaves 1 node on the device; the first: AllReduce of %s communicates, and its operands are on the "
+        "device"
+    )
+    assert [node.op_type for node in module.graph if node.place == "host"] == ["MatMul"]
 
 
 def test_a_limit_that_nothing_fits_says_the_least_that_does() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -87,6 +87,34 @@ def test_a_step_with_its_optimizer_on_the_host_learns_the_same(precision: str) -
         np.testing.assert_allclose(
             placed[name].astype(np.float64), array.astype(np.float64), rtol=1e-2 if "bf16" in precision else 1e-5
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"micro_batches": 2}], ids=["plain", "clip", "micro"])
+@pytest.mark.parametrize(
+    ("mesh", "passes"),
+    [
+        ("dp=2", ["zero{stage=2, axes=[dp], threshold-kb=0}"]),
+        ("dp=2", ["zero{stage=3, axes=[dp], threshold-kb=0}"]),
+        ("dp=2,tp=2", ["recompute{match=[h.*/mlp*]}"]),
+        ("tp=2", []),
+    ],
+)
+def test_steps_that_are_sharded_and_recomputed_have_nodes_on_the_host(
+    mesh: str, passes: list[str], options: dict[str, Any]
+) -> None:
+    step = irpar.train_step(
+        irpar.load(models.build("gpt", hidden=32, layers=1, heads=2, vocab=64, batch=4, seq=8)), **options
+    )
+    if "dp" in mesh and "micro_batches" not in options:
+        step.shard("input_ids", ["dp", None])
+    zero = [each for each in passes if each.startswith("zero")]
+    again = [each for each in passes if each not in zero]
+    known = [*PassManager.parse(composed(*zero or [None], again)).passes]
+    manager = PassManager([*known[:-2], PlaceAtRandom(1), *known[-2:]])
+    partition = irpar.partition(step, mesh, pipeline=manager)
+    assert partition.plan.copies
+    _check(partition)
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
 """What is pinned to the host or to the device, by names of the model."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from irpar.globs import matching_names
 from irpar.ir import Node
 from irpar.sharding import IrparError, nearest_names
+from irpar.units import count_text
 
 from .graph import PlacementGraph
 from .of_program import Program
@@ -43,26 +44,49 @@ class Pins:
                 )
 
     def of(self, program: Program) -> dict[int, str]:
-        """Units that are pinned, and what says so: `host=tables.*`.
+        """Units that are pinned, and what says so: `host=tables.*`. What cannot be on the host is not.
 
         Raises:
-            IrparError: something is pinned to both sides.
+            IrparError: nothing of what a pin names can be on the host, or something is pinned to both sides.
         """
-        names = program.names()
         found: dict[int, str] = {}
+        for said, units in self._named(program):
+            side = said.partition("=")[0]
+            able = [unit for unit in units if side == "device" or unit not in program.refusals]
+            if units and not able:
+                raise IrparError(
+                    f"{program.graph.units[units[0]].name} cannot be on the host, as {said} says",
+                    where=self.where,
+                    notes=(program.refusals[units[0]],),
+                    do="leave it out",
+                )
+            for unit in able:
+                known = found.setdefault(unit, said)
+                if not known.startswith(f"{side}="):
+                    raise IrparError(
+                        f"{program.graph.units[unit].name} is in {known} and in {said}",
+                        where=self.where,
+                        notes=("state is where the node runs that replaces it, with all of that update",),
+                        do="leave it out of one of them",
+                    )
+        return found
+
+    def left(self, program: Program) -> list[str]:
+        """Lines about what is named for the host and stays on the device."""
+        lines = []
+        for said, units in self._named(program):
+            reasons = [program.refusals[unit] for unit in units if unit in program.refusals]
+            if reasons and said.startswith("host="):
+                lines.append(f"{said} leaves {count_text(len(reasons), 'node')} on the device; the first: {reasons[0]}")
+        return lines
+
+    def _named(self, program: Program) -> Iterator[tuple[str, list[int]]]:
+        """Each pin, and the units that it names."""
+        names = program.names()
         for side, patterns in (("host", self.host), ("device", self.device)):
             for pattern in patterns:
-                for name in matching_names(pattern, names):
-                    for unit in names[name]:
-                        said = found.setdefault(unit, f"{side}={pattern}")
-                        if not said.startswith(f"{side}="):
-                            raise IrparError(
-                                f"{program.graph.units[unit].name} is in {said} and in {side}={pattern}",
-                                where=self.where,
-                                notes=("state is where the node runs that replaces it, with all of that update",),
-                                do="leave it out of one of them",
-                            )
-        return found
+                units = [unit for name in matching_names(pattern, names) for unit in names[name]]
+                yield f"{side}={pattern}", list(dict.fromkeys(units))
 
     def pinned(self, program: Program) -> PlacementGraph:
         """The placement graph of a program, with what is pinned.
@@ -73,13 +97,6 @@ class Pins:
         where: list[bool | None] = [None] * len(program.graph.units)
         for unit, said in self.of(program).items():
             where[unit] = said.startswith("device=")
-            if not where[unit] and unit in program.refusals:
-                raise IrparError(
-                    f"{program.graph.units[unit].name} cannot be on the host, as {said} says",
-                    where=self.where,
-                    notes=(program.refusals[unit],),
-                    do="leave it out",
-                )
         if not self.others_are_free:
             self._leave_others(program, where)
         self._check_possible(program, where)
