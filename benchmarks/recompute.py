@@ -2,6 +2,7 @@
 
     python benchmarks/recompute.py [--anchors FOLDER] [--seconds N] [--layers N ...]
     python benchmarks/recompute.py --only known saved --write   parts, into benchmarks/results/recompute.{json,md}
+    python benchmarks/recompute.py --only layers --layers 20 --write    those of other layers stay as they are
 
 The graphs (*.json) and the best costs that are known of them are not in the repository: --anchors, IRPAR_ANCHORS, or
 ../shared/anchors beside this project, in a folder recompute. Costs are those of all that runs, relative to no
@@ -195,6 +196,12 @@ def layered(counts: list[int], seconds: float) -> Iterator[Row]:
             }
 
 
+def with_other_layers(rows: list[Row], known: Iterable[Row]) -> list[Row]:
+    """Rows, and those of earlier runs for gpts of other depths."""
+    depths = {row["layers"] for row in rows}
+    return sorted([*rows, *(row for row in known if row["layers"] not in depths)], key=lambda row: row["layers"])
+
+
 # -- saved bytes of one block --------------------------------------------------------------------------------------
 
 MIN_CUT = ((31.47, 0.0), (27.26, 0.0), (18.87, 0.268), (10.49, 2.147), (2.10, 4.295), (0.0, 4.832))
@@ -297,6 +304,8 @@ def main() -> int:
     if options.write:
         known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         on = f"on {os.cpu_count()} cores that others shared, Python {platform.python_version()}"
+        if "layers" in found:
+            found["layers"] = with_other_layers(found["layers"], known.get("layers", []))
         known |= found | {"on": known.get("on", {}) | dict.fromkeys(found, on)}
         RESULTS.write_text(json.dumps(known, indent=1) + "\n")
         RESULTS.with_suffix(".md").write_text(report(known))

@@ -36,3 +36,9 @@ def test_a_layer_more_is_26_nodes_more(benchmark: ModuleType) -> None:
     assert sizes == [34, 60, 86]
     graph = benchmark.gpt(2)
     assert simulate(graph, range(60)).cost == graph.cost
+
+
+def test_rows_of_other_layers_stay(benchmark: ModuleType) -> None:
+    known = [{"layers": 2, "cost": "1"}, {"layers": 12, "cost": "1"}, {"layers": 96, "cost": "1"}]
+    found = benchmark.with_other_layers([{"layers": 20, "cost": "2"}, {"layers": 2, "cost": "2"}], known)
+    assert [(row["layers"], row["cost"]) for row in found] == [(2, "2"), (12, "1"), (20, "2"), (96, "1")]
