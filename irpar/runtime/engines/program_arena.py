@@ -13,7 +13,7 @@ from irpar.analysis.memory.offsets.lifetimes import Lifetime, Offsets, most_held
 from irpar.analysis.memory.scratch import scratch_bytes
 from irpar.analysis.memory.sums import sums_in
 from irpar.analysis.segments import live_reads
-from irpar.ir import Graph, Node, Value, captured_or_read
+from irpar.ir import Graph, Node, TensorType, Value, captured_or_read
 from irpar.ops import holds_collectives
 from irpar.ops.bodies import waits_for_copy
 from irpar.ops.memory_copies import node_place
@@ -85,6 +85,8 @@ class _Block:
         fresh = writing | self._views.copies
         self.leaving = _leaving(nodes, outputs, fresh)
         self._last = last_steps(nodes, outputs, fresh)
+        # Outside memory goes with its last reader: what a node gives that may be a view, but is none, holds nothing.
+        self._last_outside = last_steps(nodes, outputs, frozenset(filter(self._lets_go, nodes)))
         self._bodies = {node: _bodies_of(node) for node in nodes if node.holds_graphs and node.callee is None}
         self.held = list(self._lifetimes(writing))
 
@@ -95,6 +97,10 @@ class _Block:
             if inside := max((body.offsets.nbytes for body in self._bodies.get(node, ())), default=0):
                 yield Lifetime(node, inside, step, step)
         yield from result_lifetimes(self._nodes, writing, {*self.leaving, *self._over}, self._last)
+
+    def _lets_go(self, node: Node) -> bool:
+        """Whether a node's results hold nothing of what it reads, as views and sequences do, and what is in flight."""
+        return node not in self._views.views and all(isinstance(value.type, TensorType) for value in node.results)
 
     @cached_property
     def offsets(self) -> Offsets[Any]:
@@ -116,7 +122,7 @@ class _Block:
     def _end(self, value: Value, step: int) -> int:
         """The last step at which something is held; what a copy in flight comes to is the same."""
         copied = [node.result for node in value.users if waits_for_copy(node)]
-        return max(self._last.get(each, step) for each in (value, *copied))
+        return max(self._last_outside.get(each, step) for each in (value, *copied))
 
     def inputs(self, last: Mapping[Value, Node]) -> Iterator[Lifetime[Value]]:
         """Those of the graph, each held until its last reader has run."""

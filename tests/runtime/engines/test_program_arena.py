@@ -59,6 +59,29 @@ def test_numbers_over_borders(monkeypatch):
         np.testing.assert_allclose(each["z"], -d, rtol=1e-6)
 
 
+SUMS = """
+    mesh @m = ["x"=2]
+    graph local @g(%x: f32[1024] of [1024]) -> (%y) opset 21 ranks [0, 1] {
+      %a = Neg(%x) : f32[1024] of [1024] partial(sum: x)
+      %d = irpar.AllReduce(%a) {axes=["x"], reduce="sum", id=0} : f32[1024] of [1024]
+      %b = Exp(%x) : f32[1024] of [1024] partial(sum: x)
+      %e = irpar.AllReduce(%b) {axes=["x"], reduce="sum", id=1} : f32[1024] of [1024]
+      %c = Abs(%x) : f32[1024] of [1024] partial(sum: x)
+      %f = irpar.AllReduce(%c) {axes=["x"], reduce="sum", id=2} : f32[1024] of [1024]
+      %s = Add(%d, %e) : f32[1024] of [1024]
+      %y = Add(%s, %f) : f32[1024] of [1024]
+    }
+"""
+
+
+def test_what_communication_took_is_not_held_with_what_it_gave(monkeypatch):
+    # At most four are planned at once; with `s` in an arena all the while, and four outside, it is one more.
+    monkeypatch.setattr(arena_height, "ALLOWED_BYTES", 4096)
+    assert places(layout_of(SUMS)) == {"s": 0}
+    monkeypatch.setattr(arena_height, "ALLOWED_BYTES", 4095)
+    assert places(layout_of(SUMS)) == {}
+
+
 VIEWS = """
     mesh @m = ["x"=1]
     graph local @g(%x: f32[32, 32]) -> (%y, %v) opset 21 ranks [0] {
