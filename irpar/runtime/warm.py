@@ -62,12 +62,13 @@ def warm(
     import_cupy("irpar warm", f"irpar run with {option('engine', 'ort')}, which needs nothing compiled")
     _, _, parts, modules = open_parts(folder)
     programs = [build_program(part.graph, (), {}, writes_over=False) for part in parts]
-    made, total = Warmed(parts=len(parts)), sum(len(program.segments) for program in programs)
+    on_device = [[one for one in program.segments if one.place == "device"] for program in programs]
+    made, total = Warmed(parts=len(parts)), sum(map(len, on_device))
     done = 0
-    for part, module, program in zip(parts, modules, programs, strict=True):
+    for part, module, segments in zip(parts, modules, on_device, strict=True):
         engine = make_engine(ENGINE, EngineSettings(module.opsets, 1, tf32=tf32, captures=False))
         constants = Constants(part)
-        for segment in program.segments:
+        for segment in segments:
             if progress is not None:
                 progress(done, total)
             _run(segment, engine, constants, made)

@@ -8,7 +8,7 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.ir import DType, TensorType, Value
+from irpar.ir import DType, TensorType, Value, parse_module
 from irpar.kernels import lookup, registry
 from irpar.runtime import warm
 from irpar.runtime.engines import cuda
@@ -39,6 +39,21 @@ def test_every_segment_runs(partition: Path, capsys: Capture) -> None:
     assert code == 0
     assert f"{facts['segments']} segments of {parts} part" in printed
     assert "their kernels lie in" in printed
+
+
+def test_what_the_host_computes_needs_no_device(tmp_path: Path, capsys: Capture) -> None:
+    text = """\
+mesh @m = ["x"=1]
+graph local @g(%x: f32[4], %h: f32[4] in host) -> (%y) opset 21 ranks [0] {
+  %g = Neg(%h) {| place=host} : f32[4] in host
+  %d = irpar.Copy(%g) {to="device"} : f32[4]
+  %y = Add(%x, %d) : f32[4]
+}
+"""
+    irpar.partition(parse_module(text), pipeline="group-segments").save(tmp_path / "out")
+    with strict_device():
+        code, printed, _ = call(capsys, "warm", tmp_path / "out", "--json")
+    assert (code, json.loads(printed)["segments"]) == (0, 1)
 
 
 def test_what_only_a_run_tells_is_left(monkeypatch: pytest.MonkeyPatch, partition: Path, capsys: Capture) -> None:
