@@ -117,7 +117,8 @@ def held_bytes(graph: Graph, uses: Uses | None = None, memory: Memory = "device"
                 made = value_bytes(value)
                 held += made
                 unread += 0 if value in last else made
-        yield node, held + (nested_bytes(node, memory) if node.attributes else 0)
+        has_bodies = bool(node.attributes) and (node.holds_graphs or node.callee is not None)
+        yield node, held + (nested_bytes(node, memory) if has_bodies else 0)
         held -= ends.get(node, 0) + unread
 
 

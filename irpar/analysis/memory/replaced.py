@@ -130,19 +130,23 @@ class _Reads:
         self._kept: set[Value] = set()
         self._made: dict[Value, int] = {}
         for place, node in enumerate(graph):
-            self._read(node, place)
-            self._made.update((value, place) for value in node.results if value in watched)
+            known = [value for value in (*captured_or_read(node), *in_flight(node)) if value in self._views]
+            if known:
+                self._read(node, place, known)
+            for value in node.results:
+                if value in watched:
+                    self._made[value] = place
 
-    def _read(self, node: Node, place: int) -> None:
+    def _read(self, node: Node, place: int, known: Iterable[Value]) -> None:
         seen: dict[Value, None] = {}
-        for value in (*captured_or_read(node), *in_flight(node)):
-            for source in self._views.get(value, ()):
+        for value in known:
+            for source in self._views[value]:
                 seen[source] = None
                 read = self._reads[source]
                 read.last = place
                 if source is not value:
                     read.last_view = place
-        if seen and not writes_out(node):  # What gives no array that is surely new is taken for a view.
+        if not writes_out(node):  # What gives no array that is surely new is taken for a view.
             for value in node.results:
                 sources = tuple(source for source in seen if _may_share(value, source))
                 if sources:
