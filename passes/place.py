@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,8 +82,13 @@ class Place(Pass):
         before, known_limit = peak_bytes(module), module.memory_limit
         placed = self._placed(module, network, limit, pins)
         left = dict.fromkeys(line for program, _ in placed for line in pins.left(program))
+        longest = max(placed, key=lambda each: each[1].outcome.cost)
+        why: list[str] = []
         for program, found in placed:
-            write(program, found.on_device, Reasons(program, found, pins.of(program)))
+            reasons = Reasons(program, found, pins.of(program))
+            if program is longest[0]:
+                why = reasons.of_host()
+            write(program, found.on_device, reasons)
             if self.overlap:
                 _overlap(module, program.source, network, limit)
         if self.limit_gb:
@@ -94,7 +98,7 @@ class Place(Pass):
             note = f"all is on the device, which holds {bytes_text(before)}"
             return PassResult(module.memory_limit != known_limit, notes=(note, *left))
         return PassResult(
-            True, notes=(*_notes(placed, before, peak_bytes(module)), *left), statistics=_statistics(module)
+            True, notes=(*_notes(*longest, before, peak_bytes(module)), *why, *left), statistics=_statistics(module)
         )
 
     def _check(self, module: Module) -> None:
@@ -204,9 +208,8 @@ def _held_after(program: Program, found: Found) -> int:
     return peak(trial).total_bytes
 
 
-def _notes(placed: Sequence[tuple[Program, Found]], before: int, after: int) -> tuple[str, ...]:
+def _notes(program: Program, found: Found, before: int, after: int) -> tuple[str, ...]:
     """What is where, what is copied, and how good that is; of the program that takes longest."""
-    program, found = max(placed, key=lambda each: each[1].outcome.cost)
     near = [found.on_device[unit] for thing, unit in program.unit_of.items() if isinstance(thing, Node)]
     outcome = found.outcome
     lies = sum(
