@@ -7,8 +7,10 @@ from irpar.analysis.looping import LOOPS
 from irpar.ir import Graph, Node, Value
 from irpar.ir.state import OPTIMIZER_KINDS
 from irpar.ops import traits
+from irpar.ops.bodies import waits_for_copy
 from irpar.ops.coords import root_of
 from irpar.ops.effects import is_communication
+from irpar.ops.memory_copies import is_copy
 
 from .liveness import Peak, Uses, peak, uses_of, value_bytes
 
@@ -26,12 +28,13 @@ def bytes_by_use(graph: Graph, most: Peak, uses: Uses | None = None) -> dict[str
     Returns:
         parameters: weights, be they constants or state, and optimizer: state that belongs to parameters, old and new
         where neither is written over the other. gradients: what the update reads, and buffers: gradients before they
-        are reduced or added up and what is gathered of parameters, beside other state, such as caches. Of each the most
-        that is held at once; activations: the rest at the peak.
+        are reduced or added up and what is gathered of parameters, beside other state, such as caches. What is copied
+        from another memory is for what it is a copy of. Of each the most that is held at once; activations: the rest at
+        the peak.
     """
     found = dict.fromkeys(USES, 0)
     found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
-    if graph.states:
+    if _tells_uses(graph):
         by_use = _by_use(graph)
         inside = {node: _inside(node, by_use) for node in graph if node.identity in LOOPS}
         held = _Held(graph, uses or uses_of(graph))
@@ -62,12 +65,17 @@ def uses_by_value(graph: Graph) -> dict[Value, str]:
 
 def _uses_of_graph(graph: Graph) -> Mapping[str, Set[Value]]:
     """What there is beside activations and constants, by use; of a body by what its loop is for."""
-    if graph.states:
+    if _tells_uses(graph):
         return _by_use(graph)
     holder = graph.parent
     if holder is None or holder.graph is None or holder.identity not in LOOPS:
         return {}
     return _by_use_in_body(holder, _uses_of_graph(holder.graph))
+
+
+def _tells_uses(graph: Graph) -> bool:
+    """Whether a graph has more than constants and activations, as far as it says."""
+    return bool(graph.states) or (graph.parent is None and any(map(is_copy, graph)))
 
 
 def _by_use(graph: Graph) -> dict[str, set[Value]]:
@@ -81,7 +89,20 @@ def _by_use(graph: Graph) -> dict[str, set[Value]]:
         if node.identity in LOOPS:
             starts = {start for start, _, _ in _added_up(node, known) if start is not None and not start.is_constant}
             found["buffers"] |= starts - known
+    _add_copies(graph, found)
     return found
+
+
+def _add_copies(graph: Graph, by_use: Mapping[str, set[Value]]) -> None:
+    """Add what is copied from memory to memory to what it is a copy of."""
+    known = dict.fromkeys(graph.constants, "parameters")
+    known |= {value: use for use, values in by_use.items() for value in values}
+    for node in graph:
+        if is_copy(node) or waits_for_copy(node):
+            use = known.get(node.inputs[0])
+            if use is not None:
+                known[node.result] = use
+                by_use[use].add(node.result)
 
 
 def _by_use_in_body(node: Node, by_use: Mapping[str, Set[Value]]) -> dict[str, set[Value]]:
@@ -178,4 +199,6 @@ def _gathered(graph: Graph) -> set[Value]:
 def only_moves(node: Node) -> bool:
     """Whether results are elements of the operands, or of what other ranks have of them."""
     known = traits(node)
-    return known.view or known.moves_elements or is_communication(node) or node.identity == ("", "Concat")
+    if known.view or known.moves_elements or known.copies or known.waits:
+        return True
+    return is_communication(node) or node.identity == ("", "Concat")

@@ -108,3 +108,33 @@ def test_what_a_loop_adds_up_is_no_activation() -> None:
         "g": "gradients",
         "d": None,
     }
+
+
+def test_what_is_copied_from_another_memory_is_for_what_it_is_a_copy_of() -> None:
+    text = """
+mesh @m = ["dp"=1]
+graph local @step(%x: f32[4] of [4], state parameter %w: f32[64] of [64], state moment of "w" %m: f32[64] of [64] in host) -> (%w_1 replaces %w, %m_1 replaces %m) opset 21 ranks [0] {
+  %k = constant : f32[4] of [4] in host data("none", 0, 16)
+  %s = irpar.CopyStart(%k) {id=0, to="device" | phase=forward} : inflight<f32[4]> of [4]
+  %kd = irpar.Wait(%s) {id=0 | phase=forward} : f32[4] of [4]
+  %y = Add(%x, %kd) {| phase=forward} : f32[4] of [4]
+  %g = Concat(%y, %w) {axis=0 | phase=backward} : f32[68] of [68]
+  %gh = irpar.Copy(%g) {id=1, to="host" | phase=optimizer} : f32[68] of [68] in host
+  %p, %q = Split(%gh) {axis=0, num_outputs=2 | phase=optimizer, place=host} : f32[34] of [34] in host, f32[34] of [34] in host
+  %m_0 = Concat(%p, %p) {axis=0 | phase=optimizer, place=host} : f32[68] of [68] in host
+  %md = irpar.Copy(%m) {id=2, to="device" | phase=optimizer} : f32[64] of [64]
+  %w_1 = Sub(%w, %md) {| phase=optimizer} : f32[64] of [64]
+  %m_1 = Neg(%m) {| phase=optimizer, place=host} : f32[64] of [64] in host
+}
+"""
+    graph = parse_module(text, resources={"none": bytes(16)}).graph
+    found = bytes_by_use(graph, peak(graph))
+    assert found["parameters"] == 4 * (64 + 64)  # Old and new.
+    assert found["optimizer"] == 4 * 64
+    assert found["gradients"] == 4 * 68
+    names = {value.name: use for value, use in uses_by_value(graph).items()}
+    assert {name: names[name] for name in ("kd", "g", "md")} == {
+        "kd": "parameters",
+        "g": "gradients",
+        "md": "optimizer",
+    }
