@@ -3,21 +3,21 @@
 import time
 from collections.abc import Sequence
 
-from .graph import PlacementGraph
-from .simulation import Outcome, Simulator
+import numpy as np
+
+from .simulation import Array, Outcome, Simulator
 
 Assignment = tuple[bool, ...]
 
 
 def filled(
-    graph: PlacementGraph, simulator: Simulator, fits: Assignment, wanted: Assignment, limit: int, end: float
+    simulator: Simulator, fits: Assignment, wanted: Assignment, limit: int, end: float
 ) -> tuple[Assignment, Outcome]:
     """Move to the device what another assignment has there, as long as all fits and costs less; in whole parts.
 
     Parts are what values connect among what differs. All are tried together, then each half of them, and so on.
 
     Args:
-        graph: it.
         simulator: of the graph.
         fits: an assignment that fits.
         wanted: another.
@@ -25,7 +25,7 @@ def filled(
         end: when to stop, by `time.monotonic`.
     """
     best, outcome = fits, simulator.outcome(fits)
-    waiting = [parts(graph, [want and not has for has, want in zip(fits, wanted, strict=True)])]
+    waiting = [parts(simulator, np.array(wanted, np.int64) & ~np.array(fits, np.int64))]
     while waiting and time.monotonic() < end:
         some = waiting.pop()
         trial = _with(best, some)
@@ -45,9 +45,16 @@ def _with(assignment: Assignment, some: Sequence[Sequence[int]]) -> Assignment:
     return tuple(moved)
 
 
-def parts(graph: PlacementGraph, chosen: Sequence[object]) -> list[list[int]]:
-    """The units that differ from nothing (False), those in one list that values connect and that are chosen alike."""
-    root = list(range(len(graph.units)))
+def parts(simulator: Simulator, labels: Array) -> list[list[int]]:
+    """The units with a label, those in one list that values connect and that have the same.
+
+    Args:
+        simulator: of the graph.
+        labels: of each unit; 0: none.
+    """
+    ones, others = simulator.edges
+    joined = (labels[ones] == labels[others]) & (labels[ones] != 0)
+    root = list(range(len(labels)))
 
     def find(number: int) -> int:
         while root[number] != number:
@@ -55,12 +62,9 @@ def parts(graph: PlacementGraph, chosen: Sequence[object]) -> list[list[int]]:
             number = root[number]
         return number
 
-    for value in graph.values:
-        for unit in {unit for _, unit in value.reads}:
-            if chosen[unit] and chosen[unit] == chosen[value.unit]:
-                root[find(unit)] = find(value.unit)
+    for one, other in zip(ones[joined].tolist(), others[joined].tolist(), strict=True):
+        root[find(one)] = find(other)
     found: dict[int, list[int]] = {}
-    for number in range(len(graph.units)):
-        if chosen[number]:
-            found.setdefault(find(number), []).append(number)
+    for number in np.flatnonzero(labels).tolist():
+        found.setdefault(find(number), []).append(number)
     return list(found.values())

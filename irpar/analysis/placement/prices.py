@@ -20,6 +20,8 @@ from .simulation import Array, Outcome, Simulator
 
 MOST_STEPS, FEW_STEPS = 150, 10
 """Cuts that are tried; and of a graph of which CP-SAT decides each unit."""
+LEAST_STEPS = 25
+"""That are tried even where time runs out: what there is before is far from good."""
 _TOO_SMALL = 1e-4
 """Of the cost: prices are good enough where the bound is that near."""
 _NEW_SHARE = 0.15
@@ -65,8 +67,8 @@ def price(
         end: when to stop, by `time.monotonic`.
     """
     search = _Search(graph, limit, simulator, cut, known)
-    for _ in range(steps):
-        if not search.step() or time.monotonic() > end:
+    for number in range(1, steps + 1):
+        if not search.step() or (number >= LEAST_STEPS and time.monotonic() > end):
             break
     return search.found
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .graph import PlacementGraph
+from .graph import BEFORE, PlacementGraph
 
 Array = np.ndarray[Any, Any]
 
@@ -100,6 +100,31 @@ class Simulator:
         np.add.at(change, start[there] + 1, size[there])
         np.subtract.at(change, end[there] + 2, size[there])
         return np.cumsum(change)[: times + 2]
+
+    @cached_property
+    def edges(self) -> Array:
+        """Units that have something, and those that read it: each pair of different ones once."""
+        pairs = np.stack((self._unit[self._reads[:, 0]], self._reads[:, 2]))
+        return np.unique(pairs[:, pairs[0] != pairs[1]], axis=1)
+
+    @cached_property
+    def _holders(self) -> Array:
+        """Whether a unit only holds something that others read, at no cost on either side."""
+        units = self.graph.units
+        found = np.array([unit.host == 0 and unit.device == 0 for unit in units], bool)
+        is_read = np.zeros(len(units), bool)
+        is_read[self._unit[self._reads[:, 0]]] = True
+        found[self._unit[self._made != BEFORE]] = False
+        found[self.edges[1]] = False
+        return found & is_read
+
+    def tidied(self, on_device: Sequence[bool]) -> tuple[bool, ...]:
+        """The same, but that what no node makes lies on the host where only nodes there read it."""
+        where = np.array(on_device, bool)
+        ones, others = self.edges
+        is_near = np.zeros(len(where), bool)
+        is_near[ones[where[others]]] = True
+        return tuple((where & ~(self._holders & ~is_near)).tolist())
 
     @cached_property
     def smallest(self) -> tuple[bool, ...]:

@@ -4,12 +4,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from irpar.errors import IrparError
 from irpar.units import bytes_text
 
 from .cut import Cut
 from .filling import filled, parts
-from .graph import BEFORE, PlacementGraph
+from .graph import PlacementGraph
 from .packing import pack
 from .prices import FEW_STEPS, MOST_STEPS, Priced, price
 from .simulation import Outcome, Simulator
@@ -88,7 +90,7 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto",
     end = time.monotonic() + seconds
     simulator = Simulator(graph)
     cut = Cut(graph)
-    plain = _tidied(graph, cut.cheapest())
+    plain = simulator.tidied(cut.cheapest())
     outcome = simulator.outcome(plain)
     if limit is None or outcome.peak <= limit:
         return Found(plain, outcome, outcome.cost, plain, "cut")
@@ -128,10 +130,10 @@ def _by_prices(
     until = now + (end - now) * _FILL_SHARE
     for other in (*above[:_FEW_ASSIGNMENTS], plain):
         for base in (best, *fitting[:_FEW_ASSIGNMENTS]):
-            trial, then = filled(graph, simulator, base, other, limit, until)
+            trial, then = filled(simulator, base, other, limit, until)
             if then.cost < outcome.cost:
                 best, outcome = trial, then
-    best = _tidied(graph, best)
+    best = simulator.tidied(best)
     outcome = simulator.outcome(best)
     return Found(best, outcome, min(outcome.cost, int(priced.bound)), plain, "prices"), priced
 
@@ -140,7 +142,7 @@ def _packed(graph: PlacementGraph, limit: int, simulator: Simulator, known: Foun
     """What CP-SAT makes of it; what is known where that is no better."""
     is_whole = len(graph.units) <= FEW
     others = sorted(priced.assignments, key=lambda each: abs(simulator.outcome(each).peak - limit))
-    numbers = list(range(len(graph.units))) if is_whole else _groups(graph, (known.on_device, *others))
+    numbers = list(range(len(graph.units))) if is_whole else _groups(simulator, (known.on_device, *others))
     count = max(numbers) + 1
     small = graph if is_whole else graph.merged(numbers, count)
     begin = dict(zip(numbers, known.on_device, strict=True))
@@ -154,7 +156,7 @@ def _packed(graph: PlacementGraph, limit: int, simulator: Simulator, known: Foun
     bound = max(known.bound, packed.bound) if is_whole else known.bound
     best = known
     if packed.assignment is not None:
-        chosen = _tidied(graph, tuple(packed.assignment[number] for number in numbers))
+        chosen = simulator.tidied(tuple(packed.assignment[number] for number in numbers))
         outcome = simulator.outcome(chosen)
         if outcome.cost < known.outcome.cost:
             best = Found(chosen, outcome, bound, known.plain, "cp-sat")
@@ -163,36 +165,24 @@ def _packed(graph: PlacementGraph, limit: int, simulator: Simulator, known: Foun
     return replace(best, bound=min(bound, best.outcome.cost))
 
 
-def _groups(graph: PlacementGraph, assignments: Sequence[Assignment]) -> list[int]:
+def _groups(simulator: Simulator, assignments: Sequence[Assignment]) -> list[int]:
     """Of each unit the number of those that it goes with: units that assignments place alike, and that values connect.
 
     What is the same in all goes together, connected or not. The first assignment counts, and as many of those behind it
     as leave few groups.
     """
-    best = [0] * len(graph.units)
+    best = [0] * len(assignments[0])
     for count in range(1, len(assignments) + 1):
-        told = list(zip(*assignments[:count], strict=True))
-        numbers = [1 if all(each) else 0 for each in told]
-        groups = parts(graph, [each if any(each) and not all(each) else () for each in told])
+        there = np.array(assignments[:count], bool)
+        _, labels = np.unique(there, axis=1, return_inverse=True)
+        always, never = there.all(axis=0), ~there.any(axis=0)
+        groups = parts(simulator, np.where(always | never, 0, labels.reshape(-1) + 1))
         if count > 2 and len(groups) > MOST_GROUPS:
             break
+        best = always.astype(int).tolist()
         for number, group in enumerate(groups):
             for unit in group:
-                numbers[unit] = number + 2
-        best = numbers
+                best[unit] = number + 2
     # Numbers are dense even where nothing is always on one side.
     dense = {number: place for place, number in enumerate(dict.fromkeys(best))}
     return [dense[number] for number in best]
-
-
-def _tidied(graph: PlacementGraph, on_device: Assignment) -> Assignment:
-    """The same, but that what no node makes lies on the host where only nodes there read it."""
-    busy = {value.unit for value in graph.values if value.made != BEFORE}
-    busy.update(unit for value in graph.values for _, unit in value.reads if unit != value.unit)
-    near = {value.unit for value in graph.values if any(on_device[unit] for _, unit in value.reads)}
-    read = {value.unit for value in graph.values if value.reads}
-    idle = [
-        unit.host == 0 and unit.device == 0 and number in read and number not in busy and number not in near
-        for number, unit in enumerate(graph.units)
-    ]
-    return tuple(where and not alone for where, alone in zip(on_device, idle, strict=True))
