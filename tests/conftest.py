@@ -1,8 +1,10 @@
 """What all tests share: assertions that say what differs, bytecode that is kept, and what one of several processes runs."""
 
 import gc
+import math
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -36,6 +38,16 @@ os.environ["IRPAR_CACHE_LIMIT"] = "0"
 
 for name in ("tests.passes.golden", "tests.conformance"):
     pytest.register_assert_rewrite(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_word_of_progress() -> Iterator[None]:
+    """Commands tell how far they are where they take long, which says how busy the machine is."""
+    from irpar.commands import progress_report
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress_report, "QUIET_SECONDS", math.inf)
+        yield
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -36,6 +36,7 @@ def test_the_file_is_of_use_at_once(capsys: Capture, model: Path, monkeypatch: p
 
 
 def test_it_tells_how_far_it_is(capsys: Capture, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("irpar.commands.progress_report.QUIET_SECONDS", 2.0)
     monkeypatch.setattr("irpar.commands.progress_report.SECONDS_BETWEEN_LINES", 0.0)
     monkeypatch.setattr("irpar.commands.progress_report.time.monotonic", itertools.count().__next__)
     code, _, err = call(capsys, "inspect", model, "--suggest", "tp=2")

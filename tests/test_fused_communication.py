@@ -134,7 +134,7 @@ def test_random_programs_in_processes(group: str, capfd: pytest.CaptureFixture[s
         pytest.skip(str(find("MPICH")))
     merged = 0
 
-    @searched(250)
+    @searched(250, least=100)
     @given(PROGRAMS, HOW)
     def check(program: Program, how: str) -> None:
         nonlocal merged

@@ -272,6 +272,7 @@ def _write_new(
     progress: ProgressReport,
 ) -> Made:
     """Shard a model, write its programs and keep them."""
+    from irpar.annotations.named import infer_undeclared_types
     from irpar.annotations.onnx_annotations import DecidedShardings
     from irpar.api import partition
     from irpar.module_pipeline import default_pipeline
@@ -287,6 +288,8 @@ def _write_new(
     if asked.annotate is not None:
         check_annotate(asked.annotate, asked.out, sources, manager.passes, asked.force)
     module, annotated, files, notes = read()
+    if asked.pipeline is not None and annotated:
+        infer_undeclared_types(module)  # A pipeline of the user's own need not begin with it.
     added: Any = {
         "zero": asked.zero_pass,
         "recompute": asked.recompute_pass,

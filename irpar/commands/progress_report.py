@@ -28,12 +28,10 @@ class ProgressReport:
 
     Args:
         is_shown: False keeps quiet.
-        quiet: seconds of work about which nothing is told where standard error is no terminal.
     """
 
-    def __init__(self, is_shown: bool = True, quiet: float = QUIET_SECONDS) -> None:
+    def __init__(self, is_shown: bool = True) -> None:
         self._is_shown = is_shown
-        self._quiet = quiet
         self._is_terminal = sys.stderr.isatty()
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
@@ -73,7 +71,7 @@ class ProgressReport:
             self._move_bar(task, what, done, total, amount)
             return
         now = time.monotonic()
-        if now - self._start > self._quiet and now - self._last_line > SECONDS_BETWEEN_LINES:
+        if now - self._start > QUIET_SECONDS and now - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = now
             print(f"{what}: {amount}", file=sys.stderr, flush=True)
 

@@ -52,7 +52,7 @@ def suggest_shardings(
         raise IrparError(f"a mesh of one device ({mesh}) shards nothing", do="give the devices: --suggest tp=4")
     target = default_target(model) if out is None else out
     check_target(target, model, force=force)
-    with ProgressReport(is_shown=not as_json, quiet=1.0) as report:
+    with ProgressReport(is_shown=not as_json) as report:
         found = suggest(load_model(model, bind, set_=set_), mesh, report.passes)
     write(target, text_of(target, found.mesh, found.lines, found.comments, model.name))
     if as_json:

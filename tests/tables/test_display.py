@@ -64,6 +64,7 @@ def report(monkeypatch, stream, seconds, is_shown=True):
     now = [0.0]
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("irpar.commands.progress_report.QUIET_SECONDS", 2.0)
     with ProgressReport(is_shown) as progress:
         now[0] = seconds
         progress.passes(Progress("start", "localize", 2, 5))
