@@ -18,7 +18,7 @@ Store = Annotated[
         "--store",
         metavar="OPTIONS",
         help="Where weights, state and activations lie: `auto, limit-gb=16`, or as a pipeline says it: `weights=disk, "
-        "state=host, prefetch=2` (docs/passes.md).",
+        "state=host, prefetch=2` (docs/storage.md).",
         rich_help_panel="Memory",
         show_default=False,
     ),

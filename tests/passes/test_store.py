@@ -170,7 +170,7 @@ def moved(graph: Graph) -> dict[tuple[str, str], int]:
         "auto=true, limit-gb={limit}, seconds=0",
     ],
 )
-@pytest.mark.parametrize("mesh", ["d=1", "tp=2", "z=2"])
+@pytest.mark.parametrize("mesh", ["tp=2", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("d=1", "z=2"))])
 def test_without_its_copies_a_program_is_as_before(options: str, mesh: str) -> None:
     module = on_mesh(classifier(optimizer="adam"), mesh).module
     assert module is not None
