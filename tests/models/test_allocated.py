@@ -10,8 +10,10 @@ import pytest
 import irpar
 from irpar.ir import Node
 from irpar.models import FAMILIES, build
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, with_zero
 from irpar.runtime.engines.arrays import Arrays
 from irpar.runtime.engines.operation import Environment
+from tests.models.test_partitioned_gradients import annotated
 from tests.models.test_training import CLASSES, Array, batches
 
 MOST_BEYOND = 1 << 20
@@ -97,3 +99,22 @@ def test_a_step_allocates_what_was_planned(
     found = allocated(partition, batches(step, 3), Watch(monkeypatch))
     (rank,), (part,) = partition.plan.ranks, partition.plan.parts
     assert found <= rank["arena_bytes"] + part["weight_bytes"] + MOST_BEYOND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("zero", [None, "zero{stage=3, threshold-kb=0}"])
+def test_ranks_of_a_process_allocate_what_was_planned(
+    zero: str | None, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, mesh = irpar.load(build(family, preset="tiny", **LARGER[family])), {"dp": 2, "tp": 2}
+    module.set_mesh(irpar.Mesh(mesh))
+    annotated(module, family, mesh)
+    loss = "cross_entropy" if family in CLASSES else "mse"
+    step = irpar.train_step(module, loss=loss, optimizer="adamw")
+    pipeline = DEFAULT_PIPELINE if zero is None else with_zero(zero)
+    partition = irpar.partition(step, pipeline=pipeline)
+    found = allocated(partition, batches(step, 3), Watch(monkeypatch))
+    ranks, parts = partition.plan.ranks, partition.plan.parts
+    planned = sum(rank["arena_bytes"] for rank in ranks) + sum(part["weight_bytes"] for part in parts)
+    assert found <= planned + MOST_BEYOND * len(ranks)
