@@ -7,7 +7,8 @@ from irpar.analysis.engines import writes_out
 from irpar.ir import DType, Graph, Node, Value, captured_or_read, tensor_type
 from irpar.ir.state import LOSS
 from irpar.ops import traits
-from irpar.ops.memory_copies import node_place
+from irpar.ops.bodies import waits_for_copy
+from irpar.ops.memory_copies import is_copy, node_place
 from irpar.ops.updates import is_for_plans
 
 _WRITTEN = (DType.F32, DType.F64)
@@ -146,7 +147,8 @@ class _Reads:
                 read.last = place
                 if source is not value:
                     read.last_view = place
-        if not writes_out(node):  # What gives no array that is surely new is taken for a view.
+        # What gives no array that is surely new is taken for a view.
+        if not (writes_out(node) or is_copy(node) or waits_for_copy(node)):
             for value in node.results:
                 sources = tuple(source for source in seen if _may_share(value, source))
                 if sources:
