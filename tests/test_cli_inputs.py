@@ -8,7 +8,7 @@ import pytest
 
 from irpar.cli import main
 from irpar.inputs.values import settings
-from irpar.runtime import executor
+from irpar.runtime import local_ranks
 from irpar.runtime.engines.base import make_engine
 from irpar.runtime.executor import Executor
 from irpar.sharding import IrparError
@@ -128,7 +128,7 @@ def test_tf32_is_told_to_the_engine(capsys, out, monkeypatch, command, asked):
         told.append(settings.tf32)
         return make_engine(name, settings)
 
-    monkeypatch.setattr(executor, "make_engine", make)
+    monkeypatch.setattr(local_ranks, "make_engine", make)
     given = ["--input", "sr=16000", "--input", "x=1", "--input", "on=[true]", "--input", "h=[1, 2, 3]"]
     assert call(capsys, command, out, *given, *asked)[0] == 0
     assert told == [bool(asked)]
