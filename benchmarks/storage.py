@@ -38,7 +38,7 @@ from irpar.passes.zero import Zero
 from irpar.runtime.storage.direct_file import DirectFile, aligned
 
 RESULT = Path(__file__).resolve().parent / "results" / "storage.md"
-WIDTH, BATCH, PREFETCH, LIMIT = 4096, 8, 4, 0.512
+WIDTH, BATCH, PREFETCH, LIMIT = 4096, 1, 4, 0.512
 LAYER_BYTES = 4 * WIDTH * (WIDTH + 1)
 MOST_ABOVE = 200_000_000
 """Bytes of a process above its limit."""
