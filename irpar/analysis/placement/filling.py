@@ -15,7 +15,8 @@ def filled(
 ) -> tuple[Assignment, Outcome]:
     """Move to the device what another assignment has there, as long as all fits and costs less; in whole parts.
 
-    Parts are what values connect among what differs. All are tried together, then each half of them, and so on.
+    Parts are what values connect among what differs; those go first whose nodes save most for each byte on the device.
+    All are tried together, then each half of them, and so on.
 
     Args:
         simulator: of the graph.
@@ -25,7 +26,9 @@ def filled(
         end: when to stop, by `time.monotonic`.
     """
     best, outcome = fits, simulator.outcome(fits)
-    waiting = [parts(simulator, np.array(wanted, np.int64) & ~np.array(fits, np.int64))]
+    saved, nbytes = simulator.worth
+    found = parts(simulator, np.array(wanted, np.int64) & ~np.array(fits, np.int64))
+    waiting = [sorted(found, key=lambda part: -saved[part].sum() / max(1, nbytes[part].sum()))]
     while waiting and time.monotonic() < end:
         some = waiting.pop()
         trial = _with(best, some)

@@ -108,6 +108,12 @@ class Simulator:
         return np.unique(pairs[:, pairs[0] != pairs[1]], axis=1)
 
     @cached_property
+    def worth(self) -> tuple[Array, Array]:
+        """Of each unit what it saves to be on the device, copies aside, and the bytes that it has there."""
+        saved = np.array([(unit.host or 0) - (unit.device or 0) for unit in self.graph.units], float)
+        return saved, np.bincount(self._unit, self._bytes, len(saved))
+
+    @cached_property
     def _holders(self) -> Array:
         """Whether a unit only holds something that others read, at no cost on either side."""
         units = self.graph.units

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -24,8 +25,8 @@ FEW = 80
 """Units of a graph of which each is decided for itself; of larger ones what prices decide alike goes together."""
 MOST_GROUPS = 400
 """That CP-SAT decides on, where units go together."""
-_FEW_ASSIGNMENTS = 4
-"""That are filled up, and as many that they are filled up from."""
+_FEW_ASSIGNMENTS = 12
+"""That fit, the cheapest ones, are filled up."""
 _PRICES_SHARE, _FILL_SHARE = 0.4, 0.3
 """Of the time goes to prices, and of what is left to filling up."""
 
@@ -124,18 +125,29 @@ def _by_prices(
     fitting = sorted(
         (each for each, then in outcomes.items() if then.peak <= limit), key=lambda one: outcomes[one].cost
     )
-    above = sorted((each for each, then in outcomes.items() if then.peak > limit), key=lambda one: outcomes[one].peak)
+    above = [each for each, then in outcomes.items() if then.peak > limit] or [plain]
     best, outcome = fitting[0], outcomes[fitting[0]]
     now = time.monotonic()
     until = now + (end - now) * _FILL_SHARE
-    for other in (*above[:_FEW_ASSIGNMENTS], plain):
-        for base in (best, *fitting[:_FEW_ASSIGNMENTS]):
-            trial, then = filled(simulator, base, other, limit, until)
+    outcomes.setdefault(plain, simulator.outcome(plain))
+    pairs = product(fitting[:_FEW_ASSIGNMENTS], above)
+    for base, other in sorted(pairs, key=lambda pair: _between(outcomes[pair[0]], outcomes[pair[1]], limit)):
+        both = tuple(one and two for one, two in zip(base, other, strict=True))
+        for start in (both, base):
+            trial, then = filled(simulator, start, other, limit, until)
             if then.cost < outcome.cost:
                 best, outcome = trial, then
+        if time.monotonic() > until:
+            break
     best = simulator.tidied(best)
     outcome = simulator.outcome(best)
     return Found(best, outcome, min(outcome.cost, int(priced.bound)), plain, "prices"), priced
+
+
+def _between(fits: Outcome, above: Outcome, limit: int) -> float:
+    """What a mixture of one that fits and one that does not would cost that just fits."""
+    share = (limit - fits.peak) / max(1, above.peak - fits.peak)
+    return fits.cost + share * (above.cost - fits.cost)
 
 
 def _packed(graph: PlacementGraph, limit: int, simulator: Simulator, known: Found, priced: Priced, end: float) -> Found:
