@@ -92,6 +92,16 @@ def test_with_recompute_and_sharded_state_too() -> None:
     same(stored, state)
 
 
+def test_what_comes_early_is_counted_for_what_it_is() -> None:
+    """Moments that come during the backward pass are no gradients: the kinds of memory add up to what is held."""
+    step = irpar.train_step(models.build("mlp"), optimizer="adam", micro_batches=2)
+    store = "store{weights=host, state=disk, activations=host, threshold-kb=0, prefetch=1}"
+    (rank,) = irpar.partition(step, "d=1", pipeline=composed(None, [store])).plan.ranks
+    assert min(rank["memory"].values()) >= 0
+    moments = [value for value, state in step.graph.states.items() if state.kind == "moment"]
+    assert rank["memory"]["gradients"] <= sum(value.tensor_type.nbytes for value in moments) / 2
+
+
 # -- files ---------------------------------------------------------------------------------------------------------
 
 

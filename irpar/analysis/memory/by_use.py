@@ -179,7 +179,11 @@ def _gradients(graph: Graph) -> tuple[set[Value], set[Value]]:
 
 
 def _phase(value: Value) -> str | None:
-    return None if value.node is None else value.node.phase
+    """The phase of what makes a value, or what it is a copy of: copies of state stand wherever there is time."""
+    node = value.node
+    while node is not None and (is_copy(node) or waits_for_copy(node)):
+        node = node.inputs[0].node
+    return None if node is None else node.phase
 
 
 def _gathered(graph: Graph) -> set[Value]:
