@@ -27,7 +27,7 @@ MOST_GROUPS = 400
 """That CP-SAT decides on, where units go together."""
 _FEW_ASSIGNMENTS = 12
 """That fit, the cheapest ones, are filled up."""
-_PRICES_SHARE, _FILL_SHARE = 0.4, 0.3
+_PRICES_SHARE, _FILL_SHARE = 0.4, 0.6
 """Of the time goes to prices, and of what is left to filling up."""
 
 
@@ -133,7 +133,7 @@ def _by_prices(
     pairs = product(fitting[:_FEW_ASSIGNMENTS], above)
     for base, other in sorted(pairs, key=lambda pair: _between(outcomes[pair[0]], outcomes[pair[1]], limit)):
         both = tuple(one and two for one, two in zip(base, other, strict=True))
-        for start in (both, base):
+        for start in dict.fromkeys((both, base)):
             trial, then = filled(simulator, start, other, limit, until)
             if then.cost < outcome.cost:
                 best, outcome = trial, then
