@@ -66,7 +66,6 @@ def test_all_families_scattered(family: str, seed: int) -> None:
 @pytest.mark.parametrize(
     ("options", "mesh", "placing"),
     [
-        ({"optimizer": "momentum"}, "d=1", PlaceOptimizer()),
         *(
             pytest.param({"optimizer": "adamw", **precision}, mesh, placing, marks=pytest.mark.slow)
             for precision in ({}, {"precision": "bf16"})
@@ -108,7 +107,7 @@ def test_on_a_device_that_takes_no_arrays_of_the_host(family: str) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("text", ["step", "loop"])
+@pytest.mark.parametrize("text", ["step", pytest.param("loop", marks=pytest.mark.slow)])
 def test_small_programs_on_such_a_device(text: str) -> None:
     made = partitioned({"step": HOST_STEP, "loop": LOOP}[text])
     given = {**GIVEN, "n": np.int64(3)}
