@@ -18,6 +18,7 @@ import numpy as np
 from irpar.ir import Value
 from irpar.sharding import Mesh
 
+from .engines.arena import taken
 from .engines.base import BoundWork
 from .errors import RunError
 from .groups import Array, Call, Collective, Group
@@ -82,6 +83,7 @@ class BoundSteps:
             NodeError: a node failed.
             RunError: see `Group.exchange`.
         """
+        self.failed = None
         held = [(state, self._ranks[state.rank]) for state in states]
         if not all(state.copy_out(memory.taken) for state, memory in held):
             return False
@@ -290,8 +292,7 @@ class Bindings:
         if runs <= UNBOUND_RUNS:
             return Bound(_unbound(parts))
         free = self._free.setdefault(prepared, [])
-        while free:
-            found = free.pop()
+        while (found := taken(free)) is not None:
             if not any(self._is_quick(step) for step in found.long):
                 return found
         return self._bind(parts)

@@ -347,8 +347,8 @@ class Executor(LocalRanks):
         self.is_open = False
         if self._evaluation is not None:
             self._evaluation.close()
-        self._close_spaces()
         if self._beside is not None:
+            self._close_spaces()
             self._lockstep.close()
             return
         atexit.unregister(self.close)
@@ -357,10 +357,13 @@ class Executor(LocalRanks):
             self._messenger.abort(
                 "its program closed the executor without serving\ndo: call executor.serve() on all ranks but rank 0"
             )
-        if self._driver is not None:
-            self._driver.close()
-        self._lockstep.close()
-        self._group.close()
+        try:
+            if self._driver is not None:
+                self._driver.close()
+            self._lockstep.close()
+        finally:
+            self._group.close()
+            self._close_spaces()
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,7 @@
 """The ranks of a program that run in this process: what they are made of, and what they compute from their blocks."""
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -20,10 +21,9 @@ from .communication import CapturingGroup, Communication
 from .driver import Request
 from .engines.arena import Arenas
 from .engines.base import Engine, EngineSettings, Results, make_engine
-from .errors import EngineError, ProgramError
+from .errors import EngineError, ProgramError, StorageError
 from .groups import Group
 from .held_state import BorrowedState, HeldState, state_specs
-from .instructions import MemoryCopy
 from .launch.environment import World, threads_of_rank
 from .layout import TensorSpec
 from .lockstep import Lockstep
@@ -74,6 +74,7 @@ class LocalRanks:
         self._results = results
         self._beside = beside
         self._opened_disk: Disk | None = None
+        self._opening = threading.Lock()
         self._offload_path = module.metadata.get(PATH)
         self._prepare(module, engine, parts)
 
@@ -85,6 +86,8 @@ class LocalRanks:
         check_spaces(self.parts)
         _check_operators(self.parts)
         self._memories = dict.fromkeys(memory for part in self.parts for memory in memories_of(part.graph))
+        if "disk" in self._memories:
+            _check_folder(os.environ.get(OFFLOAD_PATH) or self._offload_path)
         graph = self.parts[0].graph
         self.inputs: tuple[TensorSpec, ...] = input_specs(graph)
         self.outputs: tuple[TensorSpec, ...] = output_specs(graph)
@@ -139,8 +142,7 @@ class LocalRanks:
         self._bindings = Bindings(mesh, self._group, self._lockstep.long_seconds)
         self._copying = {rank: CopyThread(rank) for rank in ranks if len(self._memories) > 1}
         self._spaces = {
-            rank: Spaces(rank, self._engine.edge(rank), thread, self._disk, self._note_copy)
-            for rank, thread in self._copying.items()
+            rank: Spaces(rank, self._engine.edge(rank), thread, self._disk) for rank, thread in self._copying.items()
         }
 
     def _check_parts_agree(self) -> None:
@@ -182,16 +184,14 @@ class LocalRanks:
 
     def _disk(self) -> Disk:
         """What reads and writes for the ranks of this process."""
-        if self._opened_disk is None:
-            self._opened_disk = Disk(os.environ.get(OFFLOAD_PATH) or self._offload_path)
-        return self._opened_disk
+        with self._opening:
+            if self._opened_disk is None:
+                self._opened_disk = Disk(os.environ.get(OFFLOAD_PATH) or self._offload_path)
+            return self._opened_disk
 
     def _read(self, block: DiskArray) -> Any:
         """What lies on disk."""
         return self._disk().begin_read(block).wait()
-
-    def _note_copy(self, rank: int, copy: MemoryCopy, size: int) -> None:
-        self.log.copies.add(rank, copy, size)
 
     def _outside(self, rank: int, blocks: Mapping[str, Any]) -> dict[str, Any]:
         """What a rank holds, as numpy arrays."""
@@ -237,15 +237,21 @@ class LocalRanks:
         prepared = self._settled(prepared)
         bound = self._bindings.take(prepared)
         try:
-            states = self._start(prepared, bound, blocks, session)
+            states = self._start(prepared, bound, blocks, session, log)
             self._lockstep.run(states, log)
         finally:
             self._bindings.give_back(prepared, bound)
         return states
 
     def _start(
-        self, prepared: Prepared, bound: Bound, blocks: Mapping[int, Mapping[str, Any]], session: int
+        self,
+        prepared: Prepared,
+        bound: Bound,
+        blocks: Mapping[int, Mapping[str, Any]],
+        session: int,
+        log: CollectiveLog,
     ) -> list[RankState]:
+        spaces = {rank: own.of_run(log.copies) for rank, own in self._spaces.items()}
         states = [
             RankState(
                 rank,
@@ -257,7 +263,7 @@ class LocalRanks:
                 self._arenas.take(rank, part.tape.arena_bytes, part.tape.layout),
                 partial(self._held.let_go, session, rank) if session else None,
                 bound.steps[rank],
-                self._spaces.get(rank),
+                spaces.get(rank),
             )
             for part in prepared.parts
             for rank in part.part.ranks
@@ -339,6 +345,22 @@ class LocalRanks:
             thread.close()
         if self._opened_disk is not None:
             self._opened_disk.close()
+
+
+def _check_folder(path: str | None) -> None:
+    """Refuse a folder for what is evicted to disk before the first step wants to write there.
+
+    Raises:
+        StorageError: there is none, or nothing can be written in it.
+    """
+    if path is None or (os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)):
+        return
+    what = "cannot be written" if os.path.isdir(path) else "is no folder"
+    raise StorageError(
+        f"what goes to disk has no place: {path} {what}",
+        where=path,
+        do=f"make it, or name another one: {OFFLOAD_PATH}=FOLDER; the system's own for temporary files if not given",
+    )
 
 
 def _keeps_state_alone(mesh: Mesh, parts: Sequence[Part]) -> bool:

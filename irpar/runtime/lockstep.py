@@ -119,7 +119,8 @@ class Lockstep:
     @staticmethod
     def _failed(together: BoundSteps, states: Sequence[RankState]) -> RankState:
         """The rank that failed in bound steps, at the step where it did."""
-        assert together.failed is not None
+        if together.failed is None:
+            return states[0]  # What is taken over and left is alike for all.
         rank, step = together.failed
         (state,) = (state for state in states if state.rank == rank)
         state.step = step if isinstance(step, ComputeStep) else None

@@ -1,6 +1,7 @@
 """The log of executed collectives, and its comparison with the plan."""
 
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ class CopyLog:
         self._records: list[CopyRecord] = []
         self._times: dict[tuple[int, int], int] = {}
         self._places: dict[tuple[int, int], int] = {}
+        self._lock = threading.Lock()  # Ranks of one process copy at the same time.
 
     def add(self, rank: int, copy: MemoryCopy, size: int) -> None:
         """Note that a rank copied so many bytes."""
@@ -60,14 +62,15 @@ class CopyLog:
 
     def add_record(self, rank: int, record: CopyRecord) -> None:
         """Note a copy of a rank."""
-        time = self._times.get((rank, record.id), 0)
-        self._times[rank, record.id] = time + 1
-        place = self._places.get((record.id, time))
-        if place is None:
-            self._places[record.id, time] = len(self._records)
-            self._records.append(record)
-        elif record.bytes > self._records[place].bytes:
-            self._records[place] = record
+        with self._lock:
+            time = self._times.get((rank, record.id), 0)
+            self._times[rank, record.id] = time + 1
+            place = self._places.get((record.id, time))
+            if place is None:
+                self._places[record.id, time] = len(self._records)
+                self._records.append(record)
+            elif record.bytes > self._records[place].bytes:
+                self._records[place] = record
 
     def __iter__(self) -> Iterator[CopyRecord]:
         return iter(self._records)

@@ -6,7 +6,8 @@ of one memory: what is copied is copied all the same, and no array stands in bot
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from copy import copy as shallow_copy
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,34 +17,24 @@ from .engines.arrays import Arrays, Moving
 from .engines.base import Constants
 from .errors import RunError
 from .instructions import MemoryCopy
+from .log import CopyLog
 from .storage.disk import Disk
 from .storage.disk_array import DiskArray
-
-
-class Noted(Protocol):
-    """Takes note of a copy: of which rank, which it was, and how many bytes."""
-
-    def __call__(self, rank: int, copy: MemoryCopy, size: int, /) -> None: ...
 
 
 class CopyThread:
     """The thread that performs what one rank starts to copy, one after the other; it is there from the first on."""
 
     def __init__(self, rank: int) -> None:
-        self._rank = rank
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(1, f"irpar-copy-{rank}")
 
     def begin(self, work: Callable[[], Any]) -> "Future[Any]":
         """Let something be done."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, f"irpar-copy-{self._rank}")
         return self._pool.submit(work)
 
     def close(self) -> None:
         """Wait until all is done, and end."""
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
+        self._pool.shutdown()
 
 
 class InFlight(NamedTuple):
@@ -70,26 +61,31 @@ class Spaces:
         arrays: where its arrays lie on the device.
         thread: performs what is started.
         disk: gives what reads and writes; made when something lies there.
-        note: takes note of each copy.
     """
 
-    def __init__(self, rank: int, arrays: Arrays, thread: CopyThread, disk: Callable[[], Disk], note: Noted) -> None:
+    def __init__(self, rank: int, arrays: Arrays, thread: CopyThread, disk: Callable[[], Disk]) -> None:
         self._rank = rank
         self._arrays = arrays
         self._thread = thread
         self._disk = disk
-        self._note = note
+        self._log = CopyLog()
         self._on_disk: dict[Value, DiskArray] = {}
+
+    def of_run(self, log: CopyLog) -> "Spaces":
+        """The same for one run, whose copies go into its own log."""
+        found = shallow_copy(self)
+        found._log = log
+        return found
 
     def copy(self, copy: MemoryCopy, value: Any) -> Any:
         """Copy a value, and wait for it."""
-        self._note(self._rank, copy, value.nbytes)
+        self._log.add(self._rank, copy, value.nbytes)
         moving = self._moving(copy, value)
         return moving.result(moving.run())
 
     def start(self, copy: MemoryCopy, value: Any) -> InFlight:
         """Let a copy of a value begin."""
-        self._note(self._rank, copy, value.nbytes)
+        self._log.add(self._rank, copy, value.nbytes)
         moving = self._moving(copy, value)
         return InFlight(copy, self._thread.begin(moving.run), moving.result, value)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,6 +14,8 @@ from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.runtime.instructions import Segment
 
 from .arena_height import height, most_with, outside_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,14 @@ def last_steps(nodes: Sequence[Node], outputs: Iterable[Value], writing: Collect
     return last
 
 
+def taken(free: list[T]) -> T | None:
+    """The last of what is free, of which runs beside each other take; None: there is none."""
+    try:
+        return free.pop()
+    except IndexError:
+        return None
+
+
 class Arenas:
     """The arenas of the ranks of this process; runs beside each other have one each.
 
@@ -269,9 +279,9 @@ class Arenas:
         if not nbytes:
             return None
         free = self._free.setdefault(rank, [])
-        found = free.pop() if free else None
+        found = taken(free)
         while found is not None and found.nbytes < nbytes:
-            found = free.pop() if free else None
+            found = taken(free)
         if found is None:
             found = self._make(rank, nbytes)
         found.of_program = NO_BUFFERS if layout is None else found.buffers(layout)

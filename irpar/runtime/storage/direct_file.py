@@ -7,6 +7,7 @@ way. O_DIRECT wants positions, lengths and addresses that are multiples of a blo
 import errno
 import os
 import tempfile
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -52,9 +53,12 @@ class DirectFile:
         self.name = name
         self._cached = cached
         self._direct = -1
+        self._handles = [cached]
+        self._closing = weakref.finalize(self, _close, self._handles)
         if _O_DIRECT:
             with suppress(OSError):
                 self._direct = os.open(path, access | _O_DIRECT | os.O_CLOEXEC)
+                self._handles.append(self._direct)
         self.is_direct = self._direct >= 0
 
     @classmethod
@@ -112,9 +116,7 @@ class DirectFile:
 
     def close(self) -> None:
         """Let go of it."""
-        for handle in (self._cached, self._direct):
-            if handle >= 0:
-                os.close(handle)
+        self._closing()
         self._cached = self._direct = -1
 
     def size(self) -> int:
@@ -184,3 +186,9 @@ class DirectFile:
             notes=(f"the file has {self.size():,} bytes",),
             do="it is cut short, or being changed: write it again" if what == "read" else "check the disk",
         )
+
+
+def _close(handles: list[int]) -> None:
+    """Close descriptors; of a file that nobody closed, when it is let go of."""
+    while handles:
+        os.close(handles.pop())

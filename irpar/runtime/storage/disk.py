@@ -6,6 +6,7 @@ writes from, the memory where the array is used.
 
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -69,6 +70,7 @@ class Disk:
         self._read: dict[Path, DirectFile] = {}
         self._spilled: dict[int, SpillFile] = {}
         self._threads = ThreadPoolExecutor(REQUESTS, "irpar-disk")
+        self._lock = threading.Lock()  # Several ranks may be the first to want a file.
 
     def close(self) -> None:
         """Wait for what is in flight, and let go of all files: what was written is gone."""
@@ -144,13 +146,15 @@ class Disk:
         return [*self._read.values(), *(spilled.file for spilled in self._spilled.values())]
 
     def _file_of(self, path: Path) -> DirectFile:
-        file = self._read.get(path)
-        if file is None:
-            file = self._read[path] = DirectFile.of_path(path)
-        return file
+        with self._lock:
+            file = self._read.get(path)
+            if file is None:
+                file = self._read[path] = DirectFile.of_path(path)
+            return file
 
     def _spill_file(self, rank: int) -> SpillFile:
-        file = self._spilled.get(rank)
-        if file is None:
-            file = self._spilled[rank] = SpillFile(self._folder, f"what rank {rank} keeps on disk")
-        return file
+        with self._lock:
+            file = self._spilled.get(rank)
+            if file is None:
+                file = self._spilled[rank] = SpillFile(self._folder, f"what rank {rank} keeps on disk")
+            return file

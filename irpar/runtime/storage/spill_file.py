@@ -1,5 +1,6 @@
 """What a rank writes to disk while it runs: one file without a name, in which freed room is used again."""
 
+import threading
 from collections import deque
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class SpillFile:
         self.file = DirectFile.unlinked(folder, what)
         self.nbytes = 0
         self._free: dict[int, deque[int]] = {}
+        self._lock = threading.Lock()  # What is evicted, and what a copy thread writes.
 
     def lend(self, nbytes: int, before: int = 0) -> LentExtent:
         """Room for so many bytes, the first of which is so many behind the beginning of a block.
@@ -33,11 +35,12 @@ class SpillFile:
         Who asked for as much and let it go leaves it to the next: steps ask for the same again and again.
         """
         room = -(-(before + nbytes) // BLOCK) * BLOCK
-        free = self._free.setdefault(room, deque())
-        try:
-            start = free.popleft()
-        except IndexError:
-            start, self.nbytes = self.nbytes, self.nbytes + room
+        with self._lock:
+            free = self._free.setdefault(room, deque())
+            if free:
+                start = free.popleft()
+            else:
+                start, self.nbytes = self.nbytes, self.nbytes + room
         return LentExtent(self.file, start + before, nbytes, free)
 
 

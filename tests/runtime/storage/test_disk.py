@@ -1,11 +1,13 @@
 """Reading and writing on disk while a program runs: weights where they lie, and what is evicted."""
 
 import errno
+import gc
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -234,3 +236,23 @@ def test_two_runs_with_one_path_do_not_disturb_each_other(tmp_path: Path) -> Non
         np.testing.assert_array_equal(run.begin_read(kept[place]).wait(), numbers(5000) + place)
         run.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_files_that_nobody_closed_are_closed_with_what_held_them(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    disks = [Disk(tmp_path) for _ in range(4)]
+    for disk in disks:
+        disk.begin_write(np.ones(8), 0).wait()
+    assert len(os.listdir("/proc/self/fd")) > before
+    del disk, disks
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_ranks_that_are_the_first_to_write_at_once_share_what_is_made(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda number: disk.begin_write(np.full(8, number), number % 2).wait(), range(64)))
+    assert len({array.extent.file for array in found}) == 2
+    assert len({(array.extent.file, array.extent.offset) for array in found}) == 64
+    disk.close()
