@@ -16,6 +16,8 @@ from irpar.analysis.placement.overlap import overlap
 from irpar.analysis.placement.pins import Pins
 from irpar.analysis.placement.reasons import Reasons
 from irpar.analysis.placement.rewriting import write
+from irpar.analysis.placement.simulation import Simulator
+from irpar.analysis.placement.solution import Assignment
 from irpar.analysis.recompute.costs import ASSUMED, Costs
 from irpar.ir import Graph, Module, Node
 from irpar.ir.clone import clone_graph
@@ -57,6 +59,7 @@ class Place(Pass):
         overlap: whether copies begin early, and are waited for late.
         network: a preset or a network file's text that knows the host and the link to it; by default the module's.
         seconds: of search, for all programs together.
+        unmatched: whether a pin that names nothing, or nothing that can be there, is refused or skipped.
     """
 
     name = "place"
@@ -67,6 +70,7 @@ class Place(Pass):
     overlap: bool = True
     network: str = ""
     seconds: float = 10
+    unmatched: Literal["refused", "skipped"] = "refused"
 
     def run(self, module: Module) -> PassResult:
         """Rewrite the programs.
@@ -78,7 +82,7 @@ class Place(Pass):
         self._check(module)
         network = self._network(module)
         limit = self._limit(module, network)
-        pins = Pins(self.host, self.device, self.rest == "auto", format_pass(self))
+        pins = Pins(self.host, self.device, self.rest == "auto", format_pass(self), self.unmatched == "refused")
         before, known_limit = peak_bytes(module), module.memory_limit
         placed = self._placed(module, network, limit, pins)
         left = dict.fromkeys(line for program, _ in placed for line in pins.left(program))
@@ -169,19 +173,51 @@ def _fitting(program: Program, pinned: PlacementGraph, limit: int | None, end: f
         pinned: its placement graph, with what is pinned.
         limit: bytes.
         end: when to stop, by `time.monotonic`.
+
+    Raises:
+        NoRoomError: nothing fits, not even what holds least.
     """
-    tried = limit
+    tried, plain = limit, None
     for number in range(_MOST_TRIES):
         now = time.monotonic()
         left = max(_LEAST_SECONDS, end - now)
-        found = solve(pinned, tried, seconds=left if number + 1 == _MOST_TRIES else left * _TRY_SHARE)
+        try:
+            found = solve(pinned, tried, seconds=left if number + 1 == _MOST_TRIES else left * _TRY_SHARE)
+        except NoRoomError:
+            if plain is None:
+                raise
+            break  # Nothing fits the lowered limit: that says nothing about the limit itself.
         if limit is None or tried is None:
             return found
         held = _held_after(program, found)
         if held <= limit:
             return found
+        plain = found.plain
         tried -= held - limit
-    raise NoRoomError(limit or 0, held)
+    assert limit is not None
+    assert plain is not None
+    return _smallest(program, pinned, limit, plain)
+
+
+def _smallest(program: Program, pinned: PlacementGraph, limit: int, plain: Assignment) -> Found:
+    """What holds least, where the device has room for it by the liveness of the program.
+
+    Args:
+        program: it.
+        pinned: its placement graph, with what is pinned.
+        limit: bytes.
+        plain: the cheapest where there is no limit.
+
+    Raises:
+        NoRoomError: it has none.
+    """
+    simulator = Simulator(pinned)
+    smallest = simulator.smallest
+    found = Found(smallest, simulator.outcome(smallest), simulator.outcome(plain).cost, plain, "least memory")
+    held = _held_after(program, found)
+    if held > limit:
+        raise NoRoomError(limit, held)
+    return found
 
 
 def _overlap(module: Module, graph: Graph, network: Network, limit: int | None) -> None:

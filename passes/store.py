@@ -130,7 +130,7 @@ class Store(Pass):
     def _check(self, module: Module) -> None:
         where = format_pass(self)
         if not module.is_local:
-            raise IrparError("store needs the local view", do="run it after localize")
+            raise IrparError("store needs the local view", where=where, do="run it after localize")
         if set(self._memory.values()) == {"device"}:
             do = "write weights=host, state=host or activations=host, or disk, or auto"
             raise IrparError("store has nothing to move", where=where, do=do)

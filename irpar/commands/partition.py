@@ -302,8 +302,9 @@ def _write_new(
     beside = None
     if evaluation is not None:
         whole = evaluation(made.plan)
-        # What lies elsewhere for the step does so for its evaluation.
-        same = None if asked.store_pass is None else default_pipeline(whole, store=asked.store_pass)
+        # What lies or runs elsewhere for the step does so for its evaluation, which lacks what only trains.
+        place = replace(asked.place_pass, unmatched="skipped") if asked.place_pass else asked.place_pass
+        same = default_pipeline(whole, place=place, store=asked.store_pass)
         beside = partition(whole, pipeline=same, network=asked.network)
     made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes, evaluation=beside, **said)
     told = write_annotated(asked.annotate, module, made, decided) if asked.annotate is not None else []

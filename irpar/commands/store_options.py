@@ -1,5 +1,6 @@
 """The option of commands that make programs whose weights, state or activations lie elsewhere than on the device."""
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -24,6 +25,9 @@ Store = Annotated[
     ),
 ]
 
+_AUTO = re.compile(r'"(?:[^"\\]|\\.)*"|(?:^|(?<=,))\s*auto\s*(?=,|$)')
+"""The option `auto` without a value; and quoted words, in which it is none."""
+
 
 def store_of(given: Mapping[str, Any]) -> "StorePass | None":
     """The pass that a command is asked for; None where all lies on the device.
@@ -45,6 +49,11 @@ def store_of(given: Mapping[str, Any]) -> "StorePass | None":
     require_folder(given["out"], "--store")
     from irpar.pass_manager import PassManager
 
-    options = ["auto=true" if option.strip() == "auto" else option for option in text.split(",")]
-    (made,) = PassManager.parse(f"store{{{','.join(options)}}}").passes
+    options = _AUTO.sub(lambda found: found[0] if found[0].startswith('"') else "auto=true", text)
+    made, *others = PassManager.parse(f"store{{{options}}}").passes
+    if others:
+        raise IrparError(
+            f"--store {text} names more passes than one",
+            do="give only the options of store, and a word with one of , { } in quotes",
+        )
     return cast("StorePass", made)

@@ -11,6 +11,7 @@ from irpar import models
 from irpar.annotations.mindspore import primitive_target
 from irpar.cli import main
 from irpar.onnx_io import save
+from irpar.output.target import EVALUATION
 
 
 @pytest.fixture
@@ -52,6 +53,15 @@ def test_a_step_of_training_has_the_same_options(tmp_path: Path) -> None:
     options = "--optimizer", "adam", "--host", "*.m"
     plan = _plan(str(tmp_path / "mlp.onnx"), tmp_path / "out", *options, command="train")
     assert "join-weights,place{host=[*.m]},fuse-communication" in plan["pipeline"]
+
+
+def test_the_evaluation_of_a_step_is_placed_as_the_step_is(tmp_path: Path) -> None:
+    models.save(tmp_path / "mlp.onnx", "mlp")
+    options = "--optimizer", "adam", "--host", "*.m", "--device-memory-gb", "1"
+    _plan(str(tmp_path / "mlp.onnx"), tmp_path / "out", *options, command="train")
+    plan = json.loads((tmp_path / "out" / EVALUATION / "plan.json").read_text())
+    assert "place{host=[*.m], limit-gb=1, unmatched=skipped}" in plan["pipeline"]
+    assert plan["memory_limit"] == 10**9
 
 
 @pytest.mark.parametrize(

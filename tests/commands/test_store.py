@@ -7,6 +7,8 @@ import pytest
 
 from irpar import models
 from irpar.cli import main
+from irpar.commands.store_options import store_of
+from irpar.passes.store import Store
 
 
 @pytest.fixture
@@ -33,10 +35,16 @@ def test_auto_is_short(model: str, tmp_path: Path) -> None:
     assert plan["ranks"][0]["peak_bytes"] <= 400_000
 
 
+def test_a_quoted_path_is_one_word(model: str, tmp_path: Path) -> None:
+    given = {"store": 'auto, path="a,auto, b", limit-gb=1', "pipeline": None, "out": tmp_path / "out"}
+    assert store_of(given) == Store(auto=True, path="a,auto, b", limit_gb=1)
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (["--store", "weights=tape"], "store"),
+        (["--store", "weights=host}, store{state=host"], "names more passes than one"),
         (["--store", "weights=host", "--pipeline", "dce"], "--store and --pipeline both say what runs"),
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 import irpar
 from irpar import models
 from irpar.analysis.memory.liveness import value_bytes
-from irpar.analysis.placement import NoRoomError
+from irpar.analysis.placement import Found, NoRoomError
+from irpar.analysis.placement.of_program import Program
 from irpar.ir import Module, Node
 from irpar.ops.memory_copies import copied_bytes, copies_of, is_copy
 from irpar.pass_manager import PassManager
@@ -249,6 +250,23 @@ def test_a_limit_that_nothing_fits_says_the_least_that_does() -> None:
         run("place{device=[embedding], limit-gb=1}", LOOK_UP)
     assert told.value.least == 2048000000 + 64 * 8 + 64 * 512 * 4 + 2 * 8  # With the shape.
     assert f"give a limit of at least {told.value.least:,} bytes" in str(told.value)
+
+
+@pytest.mark.parametrize("least", [900_000_000, 1_200_000_000])
+def test_what_holds_least_is_tried_where_nothing_fits_a_lowered_limit(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held_after(program: Program, found: Found) -> int:
+        return 2_100_000_000 if any(found.on_device[unit] for unit in program.unit_of.values()) else least
+
+    monkeypatch.setattr("irpar.passes.place._held_after", held_after)
+    if least <= 10**9:
+        computing = _computing(run("place{limit-gb=1}", LOOK_UP))
+        assert {node.place for node in computing} == {"host"}
+        return
+    told = _refused("place{limit-gb=1}")
+    assert "holds at most 1,000,000,000 bytes" in told
+    assert "give a limit of at least 1,200,000,000 bytes" in told
 
 
 def test_a_network_that_knows_no_host() -> None:

@@ -298,5 +298,6 @@ def test_a_limit_that_nothing_fits_says_the_least_that_does() -> None:
 
 
 def test_global_view_is_refused() -> None:
-    with pytest.raises(IrparError, match="store needs the local view"):
+    with pytest.raises(IrparError, match="store needs the local view") as told:
         run_pipeline("store{weights=host}", irpar.load(models.build("mlp")))
+    assert "store{weights=host}" in str(told.value)

@@ -20,19 +20,23 @@ class Pins:
         host, device: scopes, nodes, weights or inputs, or globs of them.
         others_are_free: whether what is not pinned may be on either side; else its nodes are on the device.
         where: who says so, for messages.
+        must_match: whether a pin is refused that names nothing, or nothing that can be there.
     """
 
     host: tuple[str, ...]
     device: tuple[str, ...]
     others_are_free: bool
     where: str
+    must_match: bool = True
 
     def check(self, programs: Iterable[Program]) -> None:
-        """Refuse a pin that nothing matches.
+        """Refuse a pin that nothing matches, if each has to match.
 
         Raises:
             IrparError: naming it.
         """
+        if not self.must_match:
+            return
         names = dict.fromkeys(name for program in programs for name in program.names())
         for pattern in (*self.host, *self.device):
             if not matching_names(pattern, names):
@@ -53,7 +57,7 @@ class Pins:
         for said, units in self._named(program):
             side = said.partition("=")[0]
             able = [unit for unit in units if side == "device" or unit not in program.refusals]
-            if units and not able:
+            if self.must_match and units and not able:
                 raise IrparError(
                     f"{program.graph.units[units[0]].name} cannot be on the host, as {said} says",
                     where=self.where,

@@ -56,7 +56,7 @@ class Found:
         outcome: what that comes to.
         bound: nothing that fits costs less.
         plain: the cheapest where there is no limit.
-        method: what found it: cut, prices or cp-sat.
+        method: what found it: cut, prices, cp-sat, or least memory where only that was tried.
     """
 
     on_device: Assignment
