@@ -197,7 +197,8 @@ class Store(Pass):
     def _room(self, limit: int) -> Room:
         to: dict[Where, tuple[Memory, ...]] = {"auto": ("host", "disk"), "host": ("host",), "disk": ("disk",)}
         memory = {kind: to[where] for kind, where in self._memory.items() if where != "device"}
-        return Room(limit, memory, round(self.host_gb * GIGABYTE) or None)
+        sizes = (round(size * GIGABYTE) or None for size in (self.host_gb, self.disk_gb))
+        return Room(limit, memory, *sizes)
 
     def _check_room(self, moves: Sequence[Move]) -> None:
         """Refuse moves to a memory of which more is asked than there may be."""

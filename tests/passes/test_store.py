@@ -253,6 +253,27 @@ def test_what_the_host_has_no_room_for_lies_on_disk() -> None:
     assert {value.memory for value in module.graph.constants} == {"device", "host", "disk"}
 
 
+def test_where_host_and_disk_have_little_room_the_largest_choose_first() -> None:
+    text = """
+    mesh @m = ["d"=1]
+    graph local @g(%x: f32[8, 8]) -> (%y) opset 21 ranks [0] {
+      %w0 = constant : f32[8, 16] data("w0", 0, 512) from "w0"
+      %w1 = constant : f32[16, 24] data("w1", 0, 1536) from "w1"
+      %w2 = constant : f32[24, 8] data("w2", 0, 768) from "w2"
+      %a = MatMul(%x, %w0) : f32[8, 16]
+      %b = MatMul(%a, %w1) : f32[8, 24]
+      %y = MatMul(%b, %w2) : f32[8, 8]
+    }
+    """
+    room = "host-gb=1.6e-6, disk-gb=1.3e-6"  # With w0 on the host, w1 has room nowhere.
+    module = run(f"store{{weights=auto, limit-gb=2.9e-6, threshold-kb=0, seconds=0, {room}}}", text)
+    assert {value.name: value.memory for value in module.graph.constants if value.memory != "device"} == {
+        "w0": "disk",
+        "w1": "host",
+        "w2": "disk",
+    }
+
+
 def test_what_fits_stays() -> None:
     module = layers(3, 16)
     before = str(module)

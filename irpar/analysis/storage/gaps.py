@@ -42,11 +42,13 @@ class Room:
         limit: bytes that the device may hold.
         memory: kind of items to the memories that they may go to, the first choice first; others stay.
         host: bytes of the host's memory that they may take; None: any number.
+        disk: the same of the disk.
     """
 
     limit: int
     memory: Mapping[str, Sequence[Memory]]
     host: int | None = None
+    disk: int | None = None
 
 
 class Gaps:

@@ -63,19 +63,32 @@ class Lead:
         )
 
     def _memories(self) -> Mapping[int, Memory]:
-        """Where items lie: by first choice; once the host has no more room, what is copied least goes to the second."""
+        """Where items lie: by first choice; once that has no more room, what is copied least goes to the second.
+
+        Where some then find no room at all, the largest ones choose first.
+        """
+        often = sorted(self.by_item, key=lambda number: (-len(self.by_item[number]), number))
+        found, fits = self._chosen(often)
+        if not fits:
+            large = sorted(self.by_item, key=lambda number: (-self.gaps.items[number].nbytes, number))
+            other, fits = self._chosen(large)
+            found = other if fits else found
+        return found
+
+    def _chosen(self, order: Sequence[int]) -> tuple[dict[int, Memory], bool]:
+        """Where items lie that choose in an order, those first that have no choice; and whether all have room."""
+        room, fits = self.gaps.room, True
+        left = {"host": room.host, "disk": room.disk}
         found: dict[int, Memory] = {}
-        taken, room = 0, self.gaps.room
-        for number in sorted(self.by_item, key=lambda number: (-len(self.by_item[number]), number)):
+        for number in sorted(order, key=lambda number: len(room.memory[self.gaps.items[number].kind]) > 1):
             item = self.gaps.items[number]
             choices = room.memory[item.kind]
-            found[number] = choices[0]
-            if choices[0] == "host" and room.host is not None:
-                if taken + item.nbytes > room.host and len(choices) > 1:
-                    found[number] = choices[1]
-                else:
-                    taken += item.nbytes
-        return found
+            able = [memory for memory in choices if (size := left[memory]) is None or item.nbytes <= size]
+            found[number] = memory = (able or choices)[0]
+            fits = fits and bool(able)
+            if (size := left[memory]) is not None:
+                left[memory] = size - item.nbytes
+        return found, fits
 
     def _parts(self, number: int, own: Sequence[Gap]) -> list[_Part]:
         """The stays of an item between its gaps."""
