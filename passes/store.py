@@ -1,5 +1,6 @@
 """store: weights, state and activations lie in host memory or on disk, and are on the device when they are read."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -40,10 +41,12 @@ class Written:
     Attributes:
         moves: what comes and goes.
         timeline: how long that takes, by the network.
+        alike: what a program has in common with those that need no search of their own; None: nothing was searched.
     """
 
     moves: tuple[Move, ...]
     timeline: Timeline
+    alike: object = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Store(Pass):
         host_gb, disk_gb: GB that may lie there, of a rank; 0: any number.
         path: the folder where a run makes files for what it writes; empty: where the system has temporary ones.
         threshold_kb: what is smaller, in kB, stays on the device.
-        seconds: of search.
+        seconds: of search, for all programs together.
     """
 
     name = "store"
@@ -98,7 +101,12 @@ class Store(Pass):
         before, costs = peak_bytes(module), Costs(module)
         rates = Rates.of_network(network_of(module.network))
         limit = self._limit(module) if self._is_auto else round(self.limit_gb * GIGABYTE)
-        written = [self._write(graph, costs, rates, limit) for graph in module.graphs]
+        end, count = time.monotonic() + self.seconds, len(module.graphs)
+        written: list[Written] = []
+        for number, graph in enumerate(module.graphs):
+            now = time.monotonic()
+            until = now + max(0.0, end - now) / (count - number)
+            written.append(self._write(graph, costs, rates, limit, until, written))
         changed = any(found.moves for found in written)
         if changed:
             number_copies(module.graphs)
@@ -160,9 +168,11 @@ class Store(Pass):
 
     # -- programs -----------------------------------------------------------------------------------------------------
 
-    def _write(self, graph: Graph, costs: Costs, rates: Rates, limit: int) -> Written:
+    def _write(
+        self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float, known: Sequence[Written]
+    ) -> Written:
         if self._is_auto:
-            return self._write_found(graph, costs, rates, limit)
+            return self._write_found(graph, costs, rates, limit, end, known)
         items = items_of(graph, round(self.threshold_kb * 1000))
         steps = steps_of_layers(graph, items)
         memory: dict[str, Memory] = {kind: where for kind, where in self._memory.items() if where != "auto"}
@@ -173,21 +183,32 @@ class Store(Pass):
             write_moves(graph, steps, moves)
         return Written(moves, taken)
 
-    def _write_found(self, graph: Graph, costs: Costs, rates: Rates, limit: int) -> Written:
+    def _write_found(
+        self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float, known: Sequence[Written]
+    ) -> Written:
         """Write what a search finds; steps are as short as can be, for no copy has to wait for a layer to end."""
         if peak(graph).total_bytes <= limit:
             return Written((), Timeline(0, 0, 0))
         items = items_of(graph, round(self.threshold_kb * 1000))
         steps = steps_of_reads(graph, items)
         seconds = seconds_of_steps(graph, steps, costs.of_node)
+        alike = (steps, tuple(seconds), tuple(map(_shape, items)))
+        for same in known:
+            if same.alike == alike:
+                by_shape = {_shape(item): item for item in items}
+                moves = tuple(replace(move, item=by_shape[_shape(move.item)]) for move in same.moves)
+                if _held_after(graph, steps, moves) <= limit:
+                    write_moves(graph, steps, moves)
+                    return Written(moves, same.timeline, alike)
         tried, least = limit, peak(graph).total_bytes
         for _ in range(_MOST_TRIES):
-            found = solve(graph, items, steps, seconds, rates, self._room(tried), self.seconds)
+            left = max(0.0, end - time.monotonic())
+            found = solve(graph, items, steps, seconds, rates, self._room(tried), left)
             held = _held_after(graph, steps, found.moves)
             if held <= limit:
                 self._check_room(found.moves)
                 write_moves(graph, steps, found.moves)
-                return Written(found.moves, found.timeline)
+                return Written(found.moves, found.timeline, alike)
             least = min(least, held)
             if not found.fits:
                 break
@@ -229,6 +250,12 @@ def _held_after(graph: Graph, steps: Steps, moves: Sequence[Move]) -> int:
     there = [replace(move, item=_item_in(trial, move.item)) for move in moves]
     write_moves(trial, steps, there)
     return peak(trial).total_bytes
+
+
+def _shape(item: Item) -> tuple[object, ...]:
+    """What is the same of an item in programs that are alike: all but the values themselves."""
+    times = item.reads, item.made, item.replaced_at, item.replaced_until
+    return item.value.name, item.kind, item.nbytes, *times
 
 
 def _item_in(graph: Graph, item: Item) -> Item:

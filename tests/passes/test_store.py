@@ -1,10 +1,13 @@
 """store: where things lie, when copies stand where, what programs then hold, and what is refused."""
 
+from typing import Any
+
 import pytest
 
 import irpar
 from irpar import models
 from irpar.analysis.memory.liveness import constant_bytes, peak
+from irpar.analysis.storage.auto import Found, solve
 from irpar.ir import Graph, Module
 from irpar.ops.bodies import waits_for_copy
 from irpar.ops.memory_copies import copied_bytes, copies_of, is_copy, source_memory, target_memory
@@ -251,6 +254,42 @@ def test_what_the_host_has_no_room_for_lies_on_disk() -> None:
     run_pipeline(f"store{{auto=true, limit-gb={held * 0.4e-9}, host-gb={held * 0.2e-9}, seconds=0}}", module)
     assert peak(module.graph, memory="host").total_bytes <= held * 0.2
     assert {value.memory for value in module.graph.constants} == {"device", "host", "disk"}
+
+
+def test_programs_that_are_alike_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+
+    def search(*arguments: Any) -> Found:
+        searches.append(arguments)
+        return solve(*arguments)
+
+    monkeypatch.setattr("irpar.passes.store.solve", search)
+    text = str(layers(6, 128)).replace('"d"=1', '"d"=2')
+    head, _, program = text.partition("graph local @g")
+    both = f"{head}graph local @g{program}\ngraph local @g1{program.replace('ranks [0]', 'ranks [1]')}"
+    module = read(both)
+    held = peak_bytes(module)
+    run_pipeline(f"store{{auto=true, limit-gb={held * 0.4e-9}, seconds=0}}", module)
+    assert len(searches) == 1
+    one, other = (len(list(copies_of(graph))) for graph in module.graphs)
+    assert one == other > 0
+    assert peak_bytes(module) <= held * 0.4
+
+
+def test_seconds_are_those_of_all_tries_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def search(*arguments: Any) -> Found:
+        given.append(arguments[-1])
+        return solve(*arguments[:-1], 0)
+
+    monkeypatch.setattr("irpar.passes.store.solve", search)
+    monkeypatch.setattr("irpar.passes.store._held_after", lambda *_: 10**9)
+    module = layers(6, 128)
+    with pytest.raises(IrparError, match="a rank holds"):
+        run_pipeline(f"store{{auto=true, limit-gb={peak_bytes(module) * 0.9e-9}, seconds=3}}", module)
+    first, second = given
+    assert 0 <= second < first <= 3
 
 
 def test_where_host_and_disk_have_little_room_the_largest_choose_first() -> None:
