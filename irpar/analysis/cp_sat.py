@@ -1,7 +1,8 @@
 """How CP-SAT is run: for so long, and the same way each time as far as time allows."""
 
+import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import cache
 from math import gcd
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,17 +88,25 @@ def _solver(seconds: float, workers: int) -> "CpSolver":
 
 def _solve(solver: "CpSolver", model: "CpModel", callback: "Callback | None" = None) -> int:
     """Search, in a thread of its own: so signals that end the process reach it, which then ends the search."""
-    search: Future[Any] | None = None
-    with ThreadPoolExecutor(1, "CP-SAT") as thread:
-        try:
-            search = thread.submit(solver.solve, model, callback)
-            return int(search.result())
-        except BaseException:
-            # One that has not begun does not hear that it is to stop.
-            while search is not None and not search.done():
+    outcome: Future[int] = Future()
+
+    def search() -> None:
+        if outcome.set_running_or_notify_cancel():
+            try:
+                outcome.set_result(int(solver.solve(model, callback)))
+            except BaseException as error:
+                outcome.set_exception(error)
+
+    try:
+        threading.Thread(target=search, name="CP-SAT").start()
+        return outcome.result()
+    except BaseException:
+        # A signal may come while the thread starts: a search that has not begun does not hear that it is to stop.
+        if not outcome.cancel():
+            while not outcome.done():
                 solver.stop_search()
-                wait([search], timeout=0.05)
-            raise
+                wait([outcome], timeout=0.05)
+        raise
 
 
 def _found(status: int) -> bool:
