@@ -1,6 +1,7 @@
 """Numbers and shardings as people read them."""
 
 from collections.abc import Sequence
+from decimal import ROUND_UP, Context
 from typing import Any
 
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
@@ -27,6 +28,12 @@ def seconds_text(number: float) -> str:
 def bytes_text(number: float) -> str:
     """Bytes: `1.25 MB` (a megabyte is 10^6 bytes)."""
     return scaled(number, "B")
+
+
+def gigabytes_option(nbytes: int) -> str:
+    """The least number of gigabytes of few digits in which so many bytes fit, as options take it: `16.13`."""
+    rounded = Context(prec=4, rounding=ROUND_UP).create_decimal(nbytes)
+    return f"{rounded.scaleb(-9).normalize():f}"
 
 
 def flops_text(number: float) -> str:

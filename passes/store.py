@@ -22,7 +22,7 @@ from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError
-from irpar.units import bytes_text, seconds_text
+from irpar.units import bytes_text, gigabytes_option, seconds_text
 
 GIGABYTE = 10**9
 Where = Literal["device", "host", "disk", "auto"]
@@ -230,14 +230,14 @@ class Store(Pass):
                     f"{needed:,} bytes ({bytes_text(needed)}) are to lie {_PLACES[memory]}, "
                     f"{memory}-gb allows {size:g} GB",
                     where=format_pass(self),
-                    do=f"give {memory}-gb={needed / GIGABYTE:.3g}, or let less lie there",
+                    do=f"give {memory}-gb={gigabytes_option(needed)}, or let less lie there",
                 )
 
     def _too_much(self, held: int, limit: int, do: str) -> StoreError:
         return StoreError(
             f"a rank holds {held:,} bytes ({bytes_text(held)}) on its device, the limit is {limit:,}",
             where=format_pass(self),
-            do=f"{do}, or give a limit of {held:,} bytes: limit-gb={-(-held // 10**6) / 1000:g}",
+            do=f"{do}, or give a limit of {held:,} bytes: limit-gb={gigabytes_option(held)}",
         )
 
 

@@ -354,7 +354,7 @@ def test_a_limit_that_nothing_fits_says_the_least_that_does() -> None:
         run_pipeline("store{auto=true, limit-gb=1e-6, seconds=0}", module)
     least = float(str(caught.value.do).rpartition("=")[2])
     run_pipeline(f"store{{auto=true, limit-gb={least}, seconds=0}}", module)
-    assert peak_bytes(module) <= least * 1e9
+    assert peak_bytes(module) <= least * 1e9 < 1.01 * peak_bytes(module)
 
 
 def test_global_view_is_refused() -> None:

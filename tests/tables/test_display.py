@@ -14,7 +14,7 @@ from irpar.output.tables import indented
 from irpar.pass_manager.progress import Progress
 from irpar.tables import display
 from irpar.tables.display import print_json, shortened
-from irpar.units import bytes_text, count_text, flops_text, sharding_text, share_text
+from irpar.units import bytes_text, count_text, flops_text, gigabytes_option, sharding_text, share_text
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def test_bytes(number, text):
 def test_other_numbers():
     assert flops_text(32_727_040) == "32.7 MFLOP"
     assert share_text(1, 4) == "25.0%"
+    assert [gigabytes_option(each) for each in (75_776, 1_123_456, 16_000_000_000)] == ["0.00007578", "0.001124", "16"]
     assert share_text(1, 0) == ""
     assert [count_text(number, "rank") for number in (0, 1, 2000)] == ["0 ranks", "1 rank", "2,000 ranks"]
 
