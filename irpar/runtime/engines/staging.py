@@ -41,11 +41,13 @@ class _Coming(NamedTuple):
         target: where they belong.
         place: where they lie in the pinned buffer.
         pitch: bytes from row to row there; 0: they lie one behind the other.
+        source: the device array that they are copied from, which is there until they have come.
     """
 
     target: Bytes
     place: int
     pitch: int
+    source: Any
 
 
 class Staging:
@@ -96,7 +98,7 @@ class Staging:
                     place = self._down.take(size)
                     assert place is not None
                 self._copy(self._down.address + place, source.data.ptr + start, size, _TO_HOST)
-                pending.append(_Coming(piece, place, pitch))
+                pending.append(_Coming(piece, place, pitch, source))
         self._finish(self._down, pending)
         return results
 
@@ -123,7 +125,7 @@ class Staging:
     def _finish(self, block: _Block, pending: "list[_Coming]") -> None:
         """Wait for the copies to the host, and hand out what they brought."""
         self.stream.synchronize()
-        for target, place, pitch in pending:
+        for target, place, pitch, _ in pending:
             steps = (pitch, 1) if pitch else (1,)
             target[:] = np.lib.stride_tricks.as_strided(block.bytes[place:], target.shape, steps)
         pending.clear()
