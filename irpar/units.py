@@ -7,6 +7,10 @@ from typing import Any
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
 
 
+GIGABYTE = 10**9
+"""Bytes of a GB, as options take them."""
+
+
 def scaled(number: float, unit: str) -> str:
     """A number with a decimal prefix: `scaled(131072, "B")` is `131 kB`, three significant digits."""
     value, prefix = float(number), 0

@@ -11,13 +11,13 @@ from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.memory.liveness import peak, value_bytes
 from irpar.analysis.placement import Found, NoRoomError, PlacementGraph, solve
+from irpar.analysis.placement.graph import Assignment
 from irpar.analysis.placement.of_program import Program, of_program
 from irpar.analysis.placement.overlap import overlap
 from irpar.analysis.placement.pins import Pins
 from irpar.analysis.placement.reasons import Reasons
 from irpar.analysis.placement.rewriting import write
 from irpar.analysis.placement.simulation import Simulator
-from irpar.analysis.placement.solution import Assignment
 from irpar.analysis.recompute.costs import ASSUMED, Costs
 from irpar.ir import Graph, Module, Node
 from irpar.ir.clone import clone_graph
@@ -25,11 +25,10 @@ from irpar.ops.memory_copies import copied_bytes, copies_of
 from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError
-from irpar.units import bytes_text, count_text, seconds_text
+from irpar.units import GIGABYTE, bytes_text, count_text, seconds_text
 
 __all__ = ["Place"]
 
-GIGABYTE = 10**9
 _MOST_TRIES = 4
 """How often a limit is lowered where the program then holds more than its placement graph says."""
 _TRY_SHARE = 0.6

@@ -22,9 +22,8 @@ from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError
-from irpar.units import bytes_text, gigabytes_option, seconds_text
+from irpar.units import GIGABYTE, bytes_text, gigabytes_option, seconds_text
 
-GIGABYTE = 10**9
 Where = Literal["device", "host", "disk", "auto"]
 _MOST_TRIES = 4
 """How often a limit is lowered where a program then holds more than was thought."""
@@ -187,7 +186,8 @@ class Store(Pass):
         self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float, known: Sequence[Written]
     ) -> Written:
         """Write what a search finds; steps are as short as can be, for no copy has to wait for a layer to end."""
-        if peak(graph).total_bytes <= limit:
+        before = peak(graph).total_bytes
+        if before <= limit:
             return Written((), Timeline(0, 0, 0))
         items = items_of(graph, round(self.threshold_kb * 1000))
         steps = steps_of_reads(graph, items)
@@ -200,7 +200,7 @@ class Store(Pass):
                 if _held_after(graph, steps, moves) <= limit:
                     write_moves(graph, steps, moves)
                     return Written(moves, same.timeline, alike)
-        tried, least = limit, peak(graph).total_bytes
+        tried, least = limit, before
         for _ in range(_MOST_TRIES):
             left = max(0.0, end - time.monotonic())
             found = solve(graph, items, steps, seconds, rates, self._room(tried), left)

@@ -7,10 +7,17 @@ from irpar.ops import traits
 from irpar.ops.recomputed import AGAIN
 
 
-def view_roots(graph: Graph) -> dict[Value, Value]:
-    """The views in a graph, in order, and the value that each is one of: no view itself."""
+def view_roots(graph: Graph, *, of_known_sizes: bool = False) -> dict[Value, Value]:
+    """The views in a graph, in order, and the value that each is one of: no view itself.
+
+    Args:
+        graph: it.
+        of_known_sizes: only those whose sizes are constants count; others are no views.
+    """
     roots: dict[Value, Value] = {}
     for node in graph:
+        if of_known_sizes and not all(value.is_constant for value in node.inputs[1:]):
+            continue
         if traits(node).view and node.inputs:
             source = node.inputs[0]
             roots[node.result] = roots.get(source, source)

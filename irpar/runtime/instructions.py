@@ -100,11 +100,9 @@ class Communicate:
         return () if self.result is None else (self.result,)
 
 
-@dataclass(frozen=True, eq=False)
-class Start:
-    """Let a collective begin; its result is in flight until it is waited for."""
+class _FromOperand:
+    """What makes one value of another."""
 
-    collective: Collective
     operand: Value
     result: Value
 
@@ -117,9 +115,8 @@ class Start:
         return (self.result,)
 
 
-@dataclass(frozen=True, eq=False)
-class Wait:
-    """Wait for a collective that was started."""
+class _FromFlight:
+    """What waits for a value in flight."""
 
     inflight: Value
     result: Value
@@ -131,6 +128,23 @@ class Wait:
     @property
     def writes(self) -> tuple[Value, ...]:
         return (self.result,)
+
+
+@dataclass(frozen=True, eq=False)
+class Start(_FromOperand):
+    """Let a collective begin; its result is in flight until it is waited for."""
+
+    collective: Collective
+    operand: Value
+    result: Value
+
+
+@dataclass(frozen=True, eq=False)
+class Wait(_FromFlight):
+    """Wait for a collective that was started."""
+
+    inflight: Value
+    result: Value
 
 
 @dataclass(frozen=True)
@@ -164,20 +178,12 @@ class MemoryCopy:
 
 
 @dataclass(frozen=True, eq=False)
-class Copy:
+class Copy(_FromOperand):
     """Copy a value to another memory."""
 
     copy: MemoryCopy
     operand: Value
     result: Value
-
-    @property
-    def reads(self) -> tuple[Value, ...]:
-        return (self.operand,)
-
-    @property
-    def writes(self) -> tuple[Value, ...]:
-        return (self.result,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,19 +192,11 @@ class StartCopy(Copy):
 
 
 @dataclass(frozen=True, eq=False)
-class WaitCopy:
+class WaitCopy(_FromFlight):
     """Wait for a copy that was started."""
 
     inflight: Value
     result: Value
-
-    @property
-    def reads(self) -> tuple[Value, ...]:
-        return (self.inflight,)
-
-    @property
-    def writes(self) -> tuple[Value, ...]:
-        return (self.result,)
 
 
 @dataclass(frozen=True, eq=False)

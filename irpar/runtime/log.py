@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -47,13 +47,38 @@ class CopyRecord(NamedTuple):
     bytes: int
 
 
+Kept = TypeVar("Kept", Record, CopyRecord)
+
+
+class _Joined(Generic[Kept]):
+    """What ranks executed, in order: the same of several ranks is one record, with the most bytes of them.
+
+    Attributes:
+        records: those.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[Kept] = []
+        self._times: dict[tuple[int, int], int] = {}
+        self._places: dict[tuple[int, int], int] = {}
+
+    def add(self, rank: int, record: Kept) -> None:
+        """Join what a rank executed with what others did."""
+        time = self._times.get((rank, record.id), 0)
+        self._times[rank, record.id] = time + 1
+        place = self._places.get((record.id, time))
+        if place is None:
+            self._places[record.id, time] = len(self.records)
+            self.records.append(record)
+        elif record.bytes > self.records[place].bytes:
+            self.records[place] = self.records[place]._replace(bytes=record.bytes)
+
+
 class CopyLog:
     """Copies between memories in order of execution; the same of several ranks make one record together."""
 
     def __init__(self) -> None:
-        self._records: list[CopyRecord] = []
-        self._times: dict[tuple[int, int], int] = {}
-        self._places: dict[tuple[int, int], int] = {}
+        self._joined = _Joined[CopyRecord]()
         self._lock = threading.Lock()  # Ranks of one process copy at the same time.
 
     def add(self, rank: int, copy: MemoryCopy, size: int) -> None:
@@ -63,32 +88,25 @@ class CopyLog:
     def add_record(self, rank: int, record: CopyRecord) -> None:
         """Note a copy of a rank."""
         with self._lock:
-            time = self._times.get((rank, record.id), 0)
-            self._times[rank, record.id] = time + 1
-            place = self._places.get((record.id, time))
-            if place is None:
-                self._places[record.id, time] = len(self._records)
-                self._records.append(record)
-            elif record.bytes > self._records[place].bytes:
-                self._records[place] = record
+            self._joined.add(rank, record)
 
     def __iter__(self) -> Iterator[CopyRecord]:
-        return iter(self._records)
+        return iter(self._joined.records)
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self._joined.records)
 
     @property
     def copied_bytes(self) -> int:
         """Of all of them."""
-        return sum(record.bytes for record in self._records)
+        return sum(record.bytes for record in self._joined.records)
 
     def differences(self, plan: Sequence[Mapping[str, Any]]) -> list[str]:
         """How the log differs from the `copies` of plan.json, a line each; empty where they agree."""
         planned = {entry["id"]: CopyRecord(entry["id"], entry["from"], entry["to"], entry["bytes"]) for entry in plan}
         found = []
         counts: dict[int, int] = {}
-        for record in self._records:
+        for record in self._joined.records:
             counts[record.id] = counts.get(record.id, 0) + 1
             expected = planned.get(record.id)
             if expected is None:
@@ -119,10 +137,8 @@ class CollectiveLog:
     def __init__(self, before: "CollectiveLog | None" = None) -> None:
         self._entries: list[Entry] = []
         self._told_by: list[tuple[int, list[list[Any]]]] = []
-        self._records: list[Record] = []
+        self._joined = _Joined[Record]()
         self._recorded = 0
-        self._times: dict[tuple[int, int], int] = {}
-        self._places: dict[tuple[int, int], int] = {}
         self._told: tuple[list[Entry], str] = before._told if before is not None else ([], "[]")
         self.copies = CopyLog()
 
@@ -151,23 +167,13 @@ class CollectiveLog:
     def _settled(self) -> list[Record]:
         """The records, those of all that was added."""
         for entry in self._entries[self._recorded :]:
-            self._add(entry[0], _record(entry))
+            self._joined.add(entry[0], _record(entry))
         self._recorded = len(self._entries)
         told, self._told_by = self._told_by, []
         for rank, records in told:
             for id_, kind, dtype, size, axes in records:
-                self._add(rank, Record(id_, kind, dtype, size, tuple(axes)))
-        return self._records
-
-    def _add(self, rank: int, record: Record) -> None:
-        time = self._times.get((rank, record.id), 0)
-        self._times[rank, record.id] = time + 1
-        place = self._places.get((record.id, time))
-        if place is None:
-            self._places[record.id, time] = len(self._records)
-            self._records.append(record)
-        elif record.bytes > self._records[place].bytes:
-            self._records[place] = self._records[place]._replace(bytes=record.bytes)
+                self._joined.add(rank, Record(id_, kind, dtype, size, tuple(axes)))
+        return self._joined.records
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._settled())

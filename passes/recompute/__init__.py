@@ -22,11 +22,10 @@ from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError, nearest_names
-from irpar.units import bytes_text, count_text
+from irpar.units import GIGABYTE, bytes_text, count_text
 
 __all__ = ["Recompute"]
 
-GIGABYTE = 10**9
 _MOST_TRIES = 4
 """How often a budget is lowered where the program then holds more than its training graph says."""
 _TRY_SHARE = 0.6

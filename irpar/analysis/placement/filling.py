@@ -4,10 +4,10 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from networkx.utils import UnionFind
 
+from .graph import Assignment
 from .simulation import Array, Outcome, Simulator
-
-Assignment = tuple[bool, ...]
 
 
 def filled(
@@ -57,17 +57,10 @@ def parts(simulator: Simulator, labels: Array) -> list[list[int]]:
     """
     ones, others = simulator.edges
     joined = (labels[ones] == labels[others]) & (labels[ones] != 0)
-    root = list(range(len(labels)))
-
-    def find(number: int) -> int:
-        while root[number] != number:
-            root[number] = root[root[number]]
-            number = root[number]
-        return number
-
+    together: UnionFind[int] = UnionFind()
     for one, other in zip(ones[joined].tolist(), others[joined].tolist(), strict=True):
-        root[find(one)] = find(other)
+        together.union(one, other)
     found: dict[int, list[int]] = {}
     for number in np.flatnonzero(labels).tolist():
-        found.setdefault(find(number), []).append(number)
+        found.setdefault(together[number], []).append(number)
     return list(found.values())

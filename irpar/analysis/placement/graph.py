@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 BEFORE = -1
 """The time before the first node."""
 
+Assignment = tuple[bool, ...]
+"""Of each unit whether it is on the device."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unit:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from networkx.utils import UnionFind
+
 from irpar.analysis.cost.device import node_seconds, tells_a_place
 from irpar.analysis.cost.model import in_femtoseconds
 from irpar.analysis.cost.network import Network
@@ -11,6 +13,7 @@ from irpar.analysis.cost.node import Work, node_flops
 from irpar.analysis.engines import is_known
 from irpar.analysis.memory.liveness import Uses, nested_bytes, uses_of, value_bytes
 from irpar.analysis.memory.replaced import in_flight
+from irpar.analysis.newest import view_roots
 from irpar.ir import Graph, Node, TensorType, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
 from irpar.ops.coords import COORDS
@@ -119,13 +122,13 @@ class _Reader:
         self.device = network.device
         self.link = network.host_link
         self.uses: Uses = uses_of(graph)
-        self.views = _views(graph)
+        self.views = view_roots(graph, of_known_sizes=True)
         self.viewing = {value.node for value in self.views}
         self.nodes = [node for node in graph if node not in self.viewing]
         self.times = {node: time for time, node in enumerate(graph)}
         self.times[graph.return_node] = len(self.times)
         self.found: dict[Value, _Read] = {}
-        self.roots: dict[Node | Value, Node | Value] = {}
+        self.together: UnionFind[Node | Value] = UnionFind()
 
     def read(self) -> Program:
         self._find_values()
@@ -135,7 +138,7 @@ class _Reader:
         things: list[Node | Value] = [*self.nodes, *(value for value in self.found if value.node is None)]
         members: dict[int, list[Node | Value]] = {}
         for thing in things:
-            number = numbers.setdefault(self._root(thing), len(numbers))
+            number = numbers.setdefault(self.together[thing], len(numbers))
             members.setdefault(number, []).append(thing)
         unit_of: dict[Node | Value, int] = {thing: number for number, each in members.items() for thing in each}
         refusals: dict[int, str] = {}
@@ -210,14 +213,6 @@ class _Reader:
 
     # -- units -----------------------------------------------------------------------------------------------------
 
-    def _root(self, thing: Node | Value) -> Node | Value:
-        while (above := self.roots.get(thing, thing)) is not thing:
-            self.roots[thing] = thing = self.roots.get(above, above)
-        return thing
-
-    def _unite(self, one: Node | Value, other: Node | Value) -> None:
-        self.roots[self._root(one)] = self._root(other)
-
     def _join(self) -> None:
         """Unite what is updated together, and state with what replaces it."""
         for node in self.nodes:
@@ -225,12 +220,12 @@ class _Reader:
                 for value in node.inputs:
                     maker = value.node
                     if maker is not None and maker.graph is self.graph and _updates(maker) and _is_alike(value, node):
-                        self._unite(node, maker)
+                        self.together.union(node, maker)
         for value, state in self.graph.states.items():
             if state.output is not None:
                 new = self.graph.output(state.output)
                 new = self.views.get(new, new)
-                self._unite(value, new if new.node is None else new.node)
+                self.together.union(value, new if new.node is None else new.node)
 
     def _unit(self, number: int, things: list[Node | Value], nodes: list[Node], refusals: dict[int, str]) -> Unit:
         first = nodes[0] if nodes else things[0]
@@ -298,16 +293,6 @@ def host_refusal(node: Node) -> str | None:
     if not all(isinstance(value.type, TensorType) and value.type.is_static for value in values):
         return "has an operand or a result of no static size"
     return None
-
-
-def _views(graph: Graph) -> dict[Value, Value]:
-    """Views whose sizes are constants, and whose bytes they are."""
-    views: dict[Value, Value] = {}
-    for node in graph:
-        if traits(node).view and node.inputs and all(value.is_constant for value in node.inputs[1:]):
-            source = node.inputs[0]
-            views[node.result] = views.get(source, source)
-    return views
 
 
 def _updates(node: Node) -> bool:

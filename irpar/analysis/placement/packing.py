@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 from irpar.analysis.cp_sat import is_exact, is_proven, run, solver_module, unit_of
 
 from .cut import copies
-from .graph import PlacedValue, PlacementGraph
+from .graph import Assignment, PlacedValue, PlacementGraph
 from .simulation import Array, Simulator
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import BoolVarT, CpModel
 
-Assignment = tuple[bool, ...]
 Term = tuple[int, frozenset[int], frozenset[int], bool]
 """(unit that has it, units of which one must be on the device before, of which one after, whether it shares)."""
 

@@ -12,12 +12,10 @@ from irpar.units import bytes_text
 
 from .cut import Cut
 from .filling import filled, parts
-from .graph import PlacementGraph
+from .graph import Assignment, PlacementGraph
 from .packing import pack
 from .prices import FEW_STEPS, MOST_STEPS, Priced, price
 from .simulation import Outcome, Simulator
-
-Assignment = tuple[bool, ...]
 
 METHODS = ("auto", "prices")
 """All together; and without CP-SAT."""
