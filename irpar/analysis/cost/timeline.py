@@ -53,7 +53,7 @@ def copy_seconds(network: Network, graph: Graph, communication: Callable[[Node],
     clock = _Clock(network, communication)
     try:
         clock.run(graph)
-    except LookupError:
+    except CannotTellError:
         return None
     return CopySeconds(clock.total, clock.exposed)
 
@@ -77,7 +77,7 @@ class _Clock:
         """Let the time of a graph pass.
 
         Raises:
-            LookupError: the network does not know what something takes.
+            CannotTellError: the network does not know what something takes.
         """
         for node in graph:
             if is_copy(node):
@@ -94,7 +94,7 @@ class _Clock:
     def _copy(self, node: Node) -> None:
         seconds = seconds_of_copy(self.network, node)
         if seconds is None:
-            raise LookupError
+            raise CannotTellError
         self.total += seconds
         self.free = max(self.now, self.free) + seconds
         if traits(node).starts:
