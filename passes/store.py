@@ -2,21 +2,24 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 from irpar.analysis.cost.network_lookup import network_of
+from irpar.analysis.layers.find import holder_in
 from irpar.analysis.memory.liveness import peak
 from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.storage.auto import SECONDS, solve
-from irpar.analysis.storage.gaps import Room
+from irpar.analysis.storage.bodies import BodyMoves, LoopBody, let_bodies_make, loop_bodies, places_of, without_bodies
+from irpar.analysis.storage.gaps import Gaps, Room
 from irpar.analysis.storage.items import Item, items_of
-from irpar.analysis.storage.moves import Move, Wish, moves_by_hand
+from irpar.analysis.storage.moves import Move, Wish, moves_by_hand, pinned_by_hand
 from irpar.analysis.storage.rewriting import write_moves
 from irpar.analysis.storage.steps import Steps, steps_of_layers, steps_of_reads
 from irpar.analysis.storage.timeline import Rates, Timeline, seconds_of_steps, timeline
 from irpar.analysis.store_said import PATH
-from irpar.ir import Graph, Memory, Module
+from irpar.analysis.types.control_flow import assumed_trips
+from irpar.ir import Graph, Memory, Module, Value
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
@@ -33,19 +36,48 @@ class StoreError(IrparError):
     """What cannot lie where it is asked to."""
 
 
+@dataclass
+class Moved:
+    """What does not stay on the device.
+
+    Attributes:
+        memory: where it lies.
+        nbytes: its size.
+        brought, sent: bytes that go to the device and come from there in a run.
+    """
+
+    memory: Memory
+    nbytes: int
+    brought: int = 0
+    sent: int = 0
+
+
 @dataclass(frozen=True)
 class Written:
     """What was done to a program.
 
     Attributes:
         moves: what comes and goes.
-        timeline: how long that takes, by the network.
+        timeline: how long that takes, by the network, with what bodies do.
+        bodies: what comes and goes in bodies of loops.
         alike: what a program has in common with those that need no search of their own; None: nothing was searched.
     """
 
     moves: tuple[Move, ...]
     timeline: Timeline
+    bodies: tuple[BodyMoves, ...] = ()
     alike: object = None
+
+    def moved(self) -> list[Moved]:
+        """What does not stay on the device: what bodies bring from the program around them lies where that says."""
+        found: dict[Value, Moved] = {}
+        inside = ((move, each.body.trips) for each in self.bodies for move in each.moves)
+        for move, times in (*((move, 1) for move in self.moves), *inside):
+            nbytes = move.item.nbytes
+            one = found.setdefault(move.item.value, Moved(move.memory, nbytes))
+            one.brought += times * move.to_device * nbytes
+            one.sent += times * move.from_device * nbytes
+        return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -55,7 +87,8 @@ class Store(Pass):
     Before: local view, the order that of execution. After: the same nodes in the same order, which read the same
     numbers; copies between them. What moves is brought `prefetch` steps before its use and given up after it: a step
     works on the weights of one layer, in one phase. Activations leave after their last use near by and come back before
-    the next one. State that is replaced leaves when it is made.
+    the next one. State that is replaced leaves when it is made. The body of a loop is such a program of its own, which
+    brings in each trip what it reads; not so loops in loops, and branches.
 
     Where something is auto, no more moves than has to, for a rank to hold no more than the limit, and computation waits
     as little for copies as was found; `irpar.analysis.storage.auto` says how. What is given as host or disk beside it
@@ -106,7 +139,7 @@ class Store(Pass):
             now = time.monotonic()
             until = now + max(0.0, end - now) / (count - number)
             written.append(self._write(graph, costs, rates, limit, until, written))
-        changed = any(found.moves for found in written)
+        changed = any(found.moved() for found in written)
         if changed:
             number_copies(module.graphs)
             if self.path:
@@ -121,7 +154,7 @@ class Store(Pass):
             note = f"ranks hold {bytes_text(before)}, which fits" if limit else "nothing is large enough to move"
             return PassResult(module.memory_limit != old, (note,))
         most = max(written, key=lambda found: found.timeline.copying)
-        return PassResult(True, _notes(most, before, after), _statistics(most.moves))
+        return PassResult(True, _notes(most, before, after), _statistics(most))
 
     # -- what is asked for --------------------------------------------------------------------------------------------
 
@@ -172,15 +205,31 @@ class Store(Pass):
     ) -> Written:
         if self._is_auto:
             return self._write_found(graph, costs, rates, limit, end, known)
-        items = items_of(graph, round(self.threshold_kb * 1000))
-        steps = steps_of_layers(graph, items)
         memory: dict[str, Memory] = {kind: where for kind, where in self._memory.items() if where != "auto"}
-        moves = tuple(moves_by_hand(items, steps, Wish(memory, self.prefetch, round(self.pin_gb * GIGABYTE))))
-        self._check_room(moves)
+        wish = Wish(memory, self.prefetch, round(self.pin_gb * GIGABYTE))
+        items = items_of(graph, self._least)
+        pinned = pinned_by_hand(items, steps_of_layers(graph, items), wish, lambda item: _trips_of(item, graph))
+        if let_bodies_make(graph, [item.value for item in items if wish.moves(item) and item.value not in pinned]):
+            items = items_of(graph, self._least)
+        steps = steps_of_layers(graph, items)
+        bodies = list(loop_bodies(graph, items, self._least, by_layers=True))
+        inside = [_in_body(body, body.moves_by_hand(wish, pinned), costs, rates) for body in bodies]
+        items = without_bodies(items, graph, inside)
+        steps = steps.with_loops(places_of(graph, inside))
+        moves = tuple(moves_by_hand(items, steps, wish, pinned))
         taken = timeline(moves, steps, seconds_of_steps(graph, steps, costs.of_node), rates)
+        written = Written(moves, _with_bodies(taken, inside), tuple(inside))
+        self._check_room(written)
+        for each in inside:
+            each.body.write(each.moves)
         if moves:
             write_moves(graph, steps, moves)
-        return Written(moves, taken)
+        return written
+
+    @property
+    def _least(self) -> int:
+        """Bytes of the smallest that moves."""
+        return round(self.threshold_kb * 1000)
 
     def _write_found(
         self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float, known: Sequence[Written]
@@ -189,7 +238,8 @@ class Store(Pass):
         before = peak(graph).total_bytes
         if before <= limit:
             return Written((), Timeline(0, 0, 0))
-        items = items_of(graph, round(self.threshold_kb * 1000))
+        inside = self._in_bodies_found(graph, costs, rates, limit, end)
+        items = without_bodies(items_of(graph, self._least), graph, inside)
         steps = steps_of_reads(graph, items)
         seconds = seconds_of_steps(graph, steps, costs.of_node)
         alike = (steps, tuple(seconds), tuple(map(_shape, items)))
@@ -199,21 +249,55 @@ class Store(Pass):
                 moves = tuple(replace(move, item=by_shape[_shape(move.item)]) for move in same.moves)
                 if _held_after(graph, steps, moves) <= limit:
                     write_moves(graph, steps, moves)
-                    return Written(moves, same.timeline, alike)
+                    return Written(moves, same.timeline, tuple(inside), alike)
         tried, least = limit, before
         for _ in range(_MOST_TRIES):
             left = max(0.0, end - time.monotonic())
             found = solve(graph, items, steps, seconds, rates, self._room(tried), left)
             held = _held_after(graph, steps, found.moves)
             if held <= limit:
-                self._check_room(found.moves)
+                written = Written(found.moves, _with_bodies(found.timeline, inside), tuple(inside), alike)
+                self._check_room(written)
                 write_moves(graph, steps, found.moves)
-                return Written(found.moves, found.timeline, alike)
+                return written
             least = min(least, held)
             if not found.fits:
                 break
             tried -= held - limit
         raise self._too_much(least, limit, "let more kinds of things move, or recompute or shard")
+
+    def _in_bodies_found(self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float) -> list[BodyMoves]:
+        """Find and write what moves in bodies of loops, while which there would be too much whatever else moves."""
+        found: list[BodyMoves] = []
+        room = self._room(limit)
+        bodies = self._held_in_loops(graph, rates, room)
+        if all(held <= limit for _, held in bodies):
+            return found
+        items = items_of(graph, self._least)
+        if let_bodies_make(graph, [item.value for item in items if item.made is None and item.kind in room.memory]):
+            bodies = self._held_in_loops(graph, rates, room)
+        for number, (body, held) in enumerate(bodies):
+            if held <= limit:
+                continue
+            own = peak(body.graph).total_bytes + body.captured_bytes(room.memory)
+            left = replace(room, limit=limit - (held - own))
+            search = max(0.0, end - time.monotonic()) / (len(bodies) - number + 1)
+            seconds = _seconds_of_trip(body, costs)
+            solved = solve(body.graph, body.items, body.steps, seconds, rates, left, search)
+            found.append(_in_body(body, solved.moves, costs, rates))
+            body.write(solved.moves)
+        return found
+
+    def _held_in_loops(self, graph: Graph, rates: Rates, room: Room) -> list[tuple[LoopBody, int]]:
+        """The bodies of loops, and what the device holds meanwhile at least if they bring nothing."""
+        items = items_of(graph, self._least)
+        steps = steps_of_reads(graph, items)
+        bodies = list(loop_bodies(graph, items, self._least, by_layers=False))
+        if not bodies:
+            return []
+        least = Gaps(graph, items, steps, rates, room).least
+        places = {node: place for place, node in enumerate(graph)}
+        return [(body, int(least[steps.of(places[body.node])])) for body in bodies]
 
     def _room(self, limit: int) -> Room:
         to: dict[Where, tuple[Memory, ...]] = {"auto": ("host", "disk"), "host": ("host",), "disk": ("disk",)}
@@ -221,10 +305,11 @@ class Store(Pass):
         sizes = (round(size * GIGABYTE) or None for size in (self.host_gb, self.disk_gb))
         return Room(limit, memory, *sizes)
 
-    def _check_room(self, moves: Sequence[Move]) -> None:
+    def _check_room(self, written: Written) -> None:
         """Refuse moves to a memory of which more is asked than there may be."""
-        for memory, size in (("host", self.host_gb), ("disk", self.disk_gb)):
-            needed = sum(move.item.nbytes for move in moves if move.memory == memory)
+        sizes: dict[Memory, float] = {"host": self.host_gb, "disk": self.disk_gb}
+        for memory, size in sizes.items():
+            needed = sum(each.nbytes for each in written.moved() if each.memory == memory)
             if size and needed > size * GIGABYTE:
                 raise StoreError(
                     f"{needed:,} bytes ({bytes_text(needed)}) are to lie {_PLACES[memory]}, "
@@ -241,7 +326,31 @@ class Store(Pass):
         )
 
 
-_PLACES = {"host": "in host memory", "disk": "on disk"}
+_PLACES: dict[Memory, str] = {"host": "in host memory", "disk": "on disk"}
+
+
+def _trips_of(item: Item, graph: Graph) -> int:
+    """How often bodies would bring an item."""
+    holders = {holder_in(user, graph) for user in item.value.users}
+    return sum(assumed_trips(holder) for holder in holders if holder.holds_graphs and item.value not in holder.inputs)
+
+
+def _in_body(body: LoopBody, moves: Sequence[Move], costs: Costs, rates: Rates) -> BodyMoves:
+    one = timeline(moves, body.steps, _seconds_of_trip(body, costs), rates)
+    return BodyMoves(body, tuple(moves), Timeline(*(body.trips * each for each in astuple(one))))
+
+
+def _seconds_of_trip(body: LoopBody, costs: Costs) -> list[float]:
+    return [each / max(body.trips, 1) for each in seconds_of_steps(body.graph, body.steps, costs.of_node)]
+
+
+def _with_bodies(taken: Timeline, inside: Sequence[BodyMoves]) -> Timeline:
+    """What a program takes, of which the nodes of bodies are part already."""
+    copying, exposed = (
+        sum(getattr(each, name) for each in (taken, *(one.timeline for one in inside)))
+        for name in ("copying", "exposed")
+    )
+    return Timeline(taken.compute, copying, exposed)
 
 
 def _held_after(graph: Graph, steps: Steps, moves: Sequence[Move]) -> int:
@@ -267,9 +376,10 @@ def _item_in(graph: Graph, item: Item) -> Item:
 def _notes(written: Written, before: int, after: int) -> tuple[str, ...]:
     lines = [f"ranks hold {bytes_text(after)} on their device instead of {bytes_text(before)}"]
     for memory, place in _PLACES.items():
-        there = [move for move in written.moves if move.memory == memory]
+        there = [each for each in written.moved() if each.memory == memory]
         if there:
-            own, brought, sent = (bytes_text(sum(sizes)) for sizes in zip(*map(_sizes, there), strict=True))
+            sizes = zip(*((each.nbytes, each.brought, each.sent) for each in there), strict=True)
+            own, brought, sent = map(bytes_text, map(sum, sizes))
             lines.append(f"{own} {place}: {brought} to the device and {sent} back in a run")
     taken = written.timeline
     lines.append(
@@ -279,14 +389,10 @@ def _notes(written: Written, before: int, after: int) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _sizes(move: Move) -> tuple[int, int, int]:
-    nbytes = move.item.nbytes
-    return nbytes, move.to_device * nbytes, move.from_device * nbytes
-
-
-def _statistics(moves: Sequence[Move]) -> dict[str, int | float]:
+def _statistics(written: Written) -> dict[str, int | float]:
+    moved = written.moved()
     return {
-        "moved": len(moves),
-        "bytes to the device": sum(_sizes(move)[1] for move in moves),
-        "bytes from the device": sum(_sizes(move)[2] for move in moves),
+        "moved": len(moved),
+        "bytes to the device": sum(each.brought for each in moved),
+        "bytes from the device": sum(each.sent for each in moved),
     }

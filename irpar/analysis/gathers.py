@@ -62,7 +62,7 @@ def layers_of(graph: Graph, parameters: Sequence[Value]) -> dict[str, int]:
     as hold no more than the largest layer does, or the largest parameter.
     """
     forward = "forward" if any(node.phase == "forward" for node in graph) else None
-    places = {node: place for place, node in enumerate(graph) if node.phase == forward}
+    places = {node: place for place, node in enumerate(graph) if forward in (None, node.phase)}
     first = {value: _first_reader(value, places) for value in parameters}
     inside = _inside_layers(graph, {value for value, node in first.items() if node is not None}, places, forward)
     sizes: dict[int, int] = {}

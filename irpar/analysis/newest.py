@@ -1,5 +1,7 @@
 """Nodes that read what stands for a value from some place on: the same numbers, made again or brought back."""
 
+from collections.abc import Collection
+
 from irpar.analysis.layers.find import holder_in
 from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ir.clone import clone_node
@@ -42,9 +44,11 @@ class Newest:
         self._roots = view_roots(graph)
         self._views: dict[tuple[Value, Value], Value] = {}
 
-    def let_read(self, node: Node) -> None:
-        """Let a node, and the graphs in it, read the newest of what it reads."""
+    def let_read(self, node: Node, but: Collection[Value] = ()) -> None:
+        """Let a node, and the graphs in it, read the newest of what it reads, but of some values."""
         for value in dict.fromkeys(captured_or_read(node)):
+            if value in but:
+                continue
             now = self.now(value, node)
             if now is not value:
                 value.replace_uses(now, only=[use for use in value.uses if holder_in(use[0], self._graph) is node])

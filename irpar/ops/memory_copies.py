@@ -210,15 +210,16 @@ def number_copies(graphs: Sequence[Graph]) -> bool:
     """Give copies ids in program order, alike in all programs of a module, behind those of communication.
 
     Returns whether an id changed. Copies of programs are the same where these copy a value of the same name from and to
-    the same memories, the same time over.
+    the same memories, the same time over, in the same body if in one.
     """
     first = 1 + max((_number(node) for graph in graphs for node in graph.walk() if is_numbered(node)), default=-1)
-    ids: dict[tuple[str, str, str, int], int] = {}
+    ids: dict[tuple[str, str, str, str, int], int] = {}
     changed = False
     for graph in graphs:
-        counts: dict[tuple[str, str, str], int] = {}
+        counts: dict[tuple[str, str, str, str], int] = {}
         for node in copies_of(graph):
-            key = node.inputs[0].name, source_memory(node), target_memory(node)
+            body = node.graph.name if node.graph is not None and node.graph is not graph else ""
+            key = node.inputs[0].name, source_memory(node), target_memory(node), body
             time = counts[key] = counts.get(key, -1) + 1
             number = ids.setdefault((*key, time), first + len(ids))
             waits = node.result.users if node.op_type == START else ()

@@ -164,12 +164,13 @@ def test_passes_behind_it_respect_where_things_are(family: str, behind: str, tmp
 
 
 class Watch:
-    """Notes what a rank holds of each memory while a node of its graph is computed on the device."""
+    """Notes what a rank holds of each memory while a node of its graph, or of a body, is computed on the device."""
 
     def __init__(self, graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
         self.graph = graph
         self.held: dict[Node, dict[Memory, int]] = {}
-        self._roots = roots_of(graph)
+        self._graphs = list(graph.graphs())
+        self._roots = {value: root for each in reversed(self._graphs) for value, root in roots_of(each).items()}
         self._state: RankState | None = None
         compute, kernel = RankState.compute, Arrays.kernel
 
@@ -191,7 +192,7 @@ class Watch:
         monkeypatch.setattr(Arrays, "kernel", watched_kernel)
 
     def _note(self, node: Node, environment: Mapping[Value, Any], results: Sequence[Any]) -> None:
-        if self._state is None or node.graph is not self.graph:
+        if self._state is None or node.graph not in self._graphs:
             return
         held = {**self._state.held(), **environment, **dict(zip(node.results, results, strict=True))}
         sources = [value.node.inputs[0] for value, array in held.items() if isinstance(array, InFlight) and value.node]

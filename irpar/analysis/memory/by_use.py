@@ -75,7 +75,7 @@ def _uses_of_graph(graph: Graph) -> Mapping[str, Set[Value]]:
 
 def _tells_uses(graph: Graph) -> bool:
     """Whether a graph has more than constants and activations, as far as it says."""
-    return bool(graph.states) or (graph.parent is None and any(map(is_copy, graph)))
+    return bool(graph.states) or (graph.parent is None and any(map(is_copy, graph.walk())))
 
 
 def _by_use(graph: Graph) -> dict[str, set[Value]]:
@@ -89,14 +89,14 @@ def _by_use(graph: Graph) -> dict[str, set[Value]]:
         if node.identity in LOOPS:
             starts = {start for start, _, _ in _added_up(node, known) if start is not None and not start.is_constant}
             found["buffers"] |= starts - known
-    _add_copies(graph, found)
+    _add_copies(graph, found, found)
     return found
 
 
-def _add_copies(graph: Graph, by_use: Mapping[str, set[Value]]) -> None:
-    """Add what is copied from memory to memory to what it is a copy of."""
-    known = dict.fromkeys(graph.constants, "parameters")
-    known |= {value: use for use, values in by_use.items() for value in values}
+def _add_copies(graph: Graph, by_use: Mapping[str, set[Value]], around: Mapping[str, Set[Value]]) -> None:
+    """Add what is copied from memory to memory to what it is a copy of, of the graph or one around it."""
+    known = dict.fromkeys((*root_of(graph).constants, *graph.constants), "parameters")
+    known |= {value: use for values_of in (around, by_use) for use, values in values_of.items() for value in values}
     for node in graph:
         if is_copy(node) or waits_for_copy(node):
             use = known.get(node.inputs[0])
@@ -106,10 +106,16 @@ def _add_copies(graph: Graph, by_use: Mapping[str, set[Value]]) -> None:
 
 
 def _by_use_in_body(node: Node, by_use: Mapping[str, Set[Value]]) -> dict[str, set[Value]]:
-    """The same of the body of a loop: what trips hand on of what it adds up, and what they gather."""
+    """The same of the body of a loop: what trips hand on of what it adds up, what they gather, and what they copy."""
     carried = _added_up(node, set[Value]().union(*by_use.values()))
     handed_on = {value for _, before, after in carried for value in (before, after)}
-    return {"buffers": handed_on | _gathered(LOOPS[node.identity](node).body)} if by_use else {}
+    if not by_use:
+        return {}
+    body = LOOPS[node.identity](node).body
+    found = {use: set[Value]() for use in by_use}
+    found["buffers"] = handed_on | _gathered(body)
+    _add_copies(body, found, by_use)
+    return found
 
 
 def _added_up(node: Node, known: Set[Value]) -> list[tuple[Value | None, Value, Value]]:

@@ -74,8 +74,8 @@ class _Search:
 
     def run(self, search: float) -> Found:
         everything = np.ones(len(self.gaps.all), np.bool_)
-        least = int(self.gaps.held(everything).max())
-        chosen = self._complete(~everything)
+        least = int(self.gaps.least.max())
+        chosen = self._complete(self.gaps.forced)
         fits = chosen is not None
         if chosen is None:
             chosen = everything
@@ -142,7 +142,7 @@ class _Search:
         chosen, held = chosen.copy(), self.gaps.held(chosen)
         for number in self._largest_first(chosen):
             own = self.gaps.of_item[int(self.gaps.item[number])]
-            if self.gaps.is_around[number] and chosen[own].sum() > 1:
+            if self.gaps.forced[number] or (self.gaps.is_around[number] and chosen[own].sum() > 1):
                 continue  # What leaves between uses has to lie elsewhere.
             self.gaps.change(held, number, 1)
             if bool((held > self.limit).any()):
@@ -160,7 +160,7 @@ class _Search:
             for number in self._largest_first(chosen):
                 if time.monotonic() > end:
                     return chosen
-                if not chosen[number]:
+                if not chosen[number] or self.gaps.forced[number]:
                     continue
                 own = self.gaps.of_item[int(self.gaps.item[number])] if self.gaps.is_around[number] else [number]
                 fewer = chosen.copy()

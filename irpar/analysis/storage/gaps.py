@@ -25,7 +25,7 @@ class Gap:
     Attributes:
         item: the number of the item.
         after, before: the steps of use on both sides; of the gap around all uses, the last and the first.
-        is_around: whether it is that.
+        is_around: whether it is that; where nothing uses the item, it is the whole program.
     """
 
     item: int
@@ -68,6 +68,7 @@ class Gaps:
         of_item: their numbers, by item.
         item: the item of each gap, by its number.
         is_around: whether a gap is one around all uses.
+        forced: whether an item is away in a gap in any case.
         whole: what each step holds if nothing moves.
     """
 
@@ -85,6 +86,7 @@ class Gaps:
             self.of_item.setdefault(gap.item, []).append(number)
         self.item = np.array([gap.item for gap in self.all], np.int64)
         self.is_around = np.array([gap.is_around for gap in self.all], np.bool_)
+        self.forced = np.array([gap.is_around and self.items[gap.item].is_brought for gap in self.all], np.bool_)
         self.nbytes = np.array([self.items[gap.item].nbytes for gap in self.all], np.int64)
         self.ranges = np.array([self._ranges(gap) for gap in self.all], np.int64).reshape(-1, 4)
         first = {number: room.memory[item.kind][0] for number, item in enumerate(self.items)}
@@ -98,7 +100,9 @@ class Gaps:
 
     def _gaps(self, number: int) -> Iterator[Gap]:
         item, used = self.items[number], self.used[number]
-        if item.made is None:
+        if not used:
+            yield Gap(number, self.steps.count, self.steps.count, True)
+        elif item.made is None:
             yield Gap(number, used[-1], used[0], True)
         for after, before in pairwise(used):
             if before - after > 1:
@@ -110,6 +114,11 @@ class Gaps:
             return gap.after + 1, gap.before, 0, 0
         end = max(self._until[gap.item], gap.after) + 1
         return 0, gap.before, gap.after + 1, end
+
+    @property
+    def least(self) -> Numbers:
+        """What each step holds at least: if the items are away in all gaps."""
+        return self.held(np.ones(len(self.all), np.bool_))
 
     def change(self, held: Numbers, number: int, sign: int) -> None:
         """Take what a gap frees off what steps hold (-1), or put it back (1)."""
@@ -137,7 +146,7 @@ class Gaps:
 def _held(graph: Graph, steps: Steps, items: Sequence[Item]) -> tuple[Numbers, list[int]]:
     """What the device holds in each step if nothing moves: other values at their most, items while a step has them.
 
-    Also until which step it has each item.
+    A body has those of the program around it throughout. Also until which step it has each item.
     """
     nodes = max(len(graph), 1)
     at_nodes = np.zeros(nodes + 1, np.int64)
@@ -155,4 +164,5 @@ def _held(graph: Graph, steps: Steps, items: Sequence[Item]) -> tuple[Numbers, l
             at_nodes[first] += one.nbytes
             at_nodes[last + 1] -= one.nbytes
     most = np.maximum.reduceat(np.cumsum(at_nodes)[:nodes], steps.firsts) + constant_bytes(graph)
-    return most + np.cumsum(in_steps)[:-1], until
+    around = sum(item.nbytes for item in items if item.value.owner is not graph)
+    return most + np.cumsum(in_steps)[:-1] + around, until

@@ -28,6 +28,7 @@ class Item:
         replaced: what replaces it, if it is state; None: it stays as it is.
         replaced_at: the place of the node that makes that.
         replaced_until: the place of the last node that reads that; of the one that makes it where none does.
+        is_brought: whether bodies of loops bring it by themselves, so that it has to lie elsewhere.
     """
 
     value: Value
@@ -38,6 +39,7 @@ class Item:
     replaced: Value | None = None
     replaced_at: int = -1
     replaced_until: int = -1
+    is_brought: bool = False
 
     @property
     def touched(self) -> tuple[int, ...]:
@@ -51,7 +53,7 @@ def items_of(graph: Graph, least: int) -> list[Item]:
     What a run gives is none of them, but for what replaces state; nor is what says where a rank is, or sizes.
     """
     roots = view_roots(graph)
-    reads = _reads(graph, roots)
+    reads = reads_of(graph, roots)
     places = {node: place for place, node in enumerate(graph)}
     given = {roots.get(value, value) for value in graph.outputs}
     found = [*_weights(graph, given, reads), *_states(graph, given, reads, places)]
@@ -105,7 +107,7 @@ def _new_at(graph: Graph, state: State, places: Mapping[Node, int]) -> int | Non
     return places.get(new.node) if new.node is not None and is_alone and _is_stored(new) else None
 
 
-def _reads(graph: Graph, roots: Mapping[Value, Value]) -> dict[Value, list[int]]:
+def reads_of(graph: Graph, roots: Mapping[Value, Value]) -> dict[Value, list[int]]:
     """The places where each value, or a view of it, is read; what a started collective takes is until the wait."""
     found: dict[Value, list[int]] = {}
     for place, node in enumerate(graph):

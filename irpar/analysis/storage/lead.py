@@ -58,7 +58,12 @@ class Lead:
             stay = Stay(part.begin, part.first, part.last, part.comes, part.leaves, part.gone)
             stays.setdefault(part.item, []).append(stay)
         return tuple(
-            Move(self.gaps.items[number], self.memory[number], tuple(stays[number]), self.new_gone.get(number, -1))
+            Move(
+                self.gaps.items[number],
+                self.memory[number],
+                tuple(stays.get(number, ())),
+                self.new_gone.get(number, -1),
+            )
             for number in self.by_item
         )
 
@@ -93,6 +98,8 @@ class Lead:
     def _parts(self, number: int, own: Sequence[Gap]) -> list[_Part]:
         """The stays of an item between its gaps."""
         item, used = self.gaps.items[number], self.gaps.used[number]
+        if not used:
+            return []
         starts = [used[0], *(gap.before for gap in own if not gap.is_around)]
         ends = [*starts[1:], self.gaps.steps.count]
         found: list[_Part] = []

@@ -1,10 +1,10 @@
 """When items come to the device and leave it: the decisions that are written into a program."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from irpar.ir import Memory
+from irpar.ir import Memory, Value
 
 from .items import Item
 from .steps import Steps
@@ -38,7 +38,7 @@ class Move:
     Attributes:
         item: it.
         memory: where it lies meanwhile.
-        stays: when it is on the device, in order.
+        stays: when it is on the device, in order; none where only bodies of loops bring it.
         new_gone: of state that is replaced, the step after which the new one has gone to that memory.
     """
 
@@ -72,9 +72,15 @@ class Wish:
     prefetch: int = 2
     pinned: int = 0
 
+    def moves(self, item: Item) -> bool:
+        """Whether an item is to lie elsewhere than on the device."""
+        return self.memory.get(item.kind, "device") != "device"
 
-def moves_by_hand(items: Sequence[Item], steps: Steps, wish: Wish) -> list[Move]:
-    """The moves that are asked for.
+
+def moves_by_hand(
+    items: Sequence[Item], steps: Steps, wish: Wish, pinned: Collection[Value] = frozenset()
+) -> list[Move]:
+    """The moves that are asked for, but for what is pinned.
 
     What is read again before it could leave and come back stays: within as many steps as it is brought before its use,
     and one more. With prefetch=1, read in steps 0, 2 and 6:
@@ -82,21 +88,33 @@ def moves_by_hand(items: Sequence[Item], steps: Steps, wish: Wish) -> list[Move]
         step     0    1    2    3    4    5    6
         there   [use ...  use]           [... use]
     """
-    moved = [item for item in items if wish.memory.get(item.kind, "device") != "device"]
-    pinned = _pinned(moved, steps, wish)
-    found = (_move(item, steps, wish) for item in moved if item not in pinned)
+    moved = [item for item in items if item.value not in pinned and wish.moves(item)]
+    found = (_move(item, steps, wish) for item in moved)
     return [move for move in found if move is not None]
 
 
-def _pinned(items: Iterable[Item], steps: Steps, wish: Wish) -> set[Item]:
-    """Weights that stay: those that would be brought most often, the first ones first."""
-    found: set[Item] = set()
+def pinned_by_hand(
+    items: Iterable[Item], steps: Steps, wish: Wish, often: Callable[[Item], int] = lambda _: 0
+) -> set[Value]:
+    """Weights that stay: those that would be brought most often, the first ones first.
+
+    Args:
+        items: of a program.
+        steps: its steps.
+        wish: what is asked for.
+        often: how often bodies of loops would bring one.
+    """
+
+    def times(item: Item) -> int:
+        return max(often(item), sum(1 for _ in _groups(item, steps, wish.prefetch)))
+
+    found: set[Value] = set()
     room = wish.pinned
-    weights = [item for item in items if item.kind == "weights"]
-    for item in sorted(weights, key=lambda item: -len(list(_groups(item, steps, wish.prefetch)))):
+    weights = [item for item in items if item.kind == "weights" and wish.moves(item)]
+    for item in sorted(weights, key=lambda item: -times(item)):
         if item.nbytes <= room:
             room -= item.nbytes
-            found.add(item)
+            found.add(item.value)
     return found
 
 
@@ -109,19 +127,21 @@ def _move(item: Item, steps: Steps, wish: Wish) -> Move | None:
     stays = []
     for number, (first, last) in enumerate(groups):
         is_made = item.made is not None and number == 0
-        begin = first if is_made else max(0, first - wish.prefetch)
-        gone = min(last + beside, steps.count - 1)
+        begin = first if is_made else steps.before(first, wish.prefetch)
+        gone = steps.beside(last, beside)
         stays.append(Stay(begin, first, last, not is_made, is_made, gone))
-    new_gone = -1 if item.replaced is None else min(steps.of(item.replaced_at) + beside, steps.count - 1)
+    new_gone = -1 if item.replaced is None else steps.beside(steps.of(item.replaced_at), beside)
     return Move(item, wish.memory[item.kind], tuple(stays), new_gone)
 
 
 def _groups(item: Item, steps: Steps, prefetch: int) -> Iterator[tuple[int, int]]:
     """The first and last steps of uses that lie so near that the item stays between them."""
     used = list(dict.fromkeys(map(steps.of, item.touched)))
+    if not used:
+        return
     first = used[0]
     for before, after in pairwise(used):
-        if after - before > prefetch + 1:
+        if after - before > prefetch + 1 or steps.has_loop(before + 1, after):
             yield first, before
             first = after
     yield first, used[-1]

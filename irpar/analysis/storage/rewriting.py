@@ -19,6 +19,8 @@ def write_moves(graph: Graph, steps: Steps, moves: Sequence[Move]) -> None:
 
         a = f(x); b = g(a); c = h(b, a)         step 0: f   step 1: g   step 2: h
         a = f(x); a.h = Copy(a); b = g(a); a.d = Copy(a.h); c = h(b, a.d)
+
+    In the body of a loop, what comes from the program around it stays as it lies there: the program's moves say where.
     """
     _Writer(graph, steps, moves).write()
 
@@ -41,13 +43,15 @@ class _Writer:
         self.going: dict[int, list[_Task]] = defaultdict(list)
         self.come: dict[int, list[_Task]] = defaultdict(list)
         self.coming: dict[int, list[_Task]] = defaultdict(list)
+        self.brought = [move.item for move in moves if move.item.is_brought]
         for move in moves:
             self._plan(move)
 
     def _plan(self, move: Move) -> None:
         item = move.item
         if item.made is None:
-            item.value.memory = move.memory
+            if item.value.owner is self.graph:
+                item.value.memory = move.memory
             self.away[item.value] = item.value
         for number, stay in enumerate(move.stays):
             if stay.comes:
@@ -91,12 +95,16 @@ class _Writer:
         ends = (*self.steps.firsts[1:], len(nodes))
         for step, (first, end) in enumerate(zip(self.steps.firsts, ends, strict=True)):
             self._between(step, nodes[first] if first < len(nodes) else self.graph.return_node)
-            for node in nodes[first:end]:
-                self.newest.let_read(node)
+            for place, node in enumerate(nodes[first:end], first):
+                self.newest.let_read(node, self._brought_by(node, place))
         self._between(self.steps.count, self.graph.return_node)
         outputs = [self.away.get(value, value) for value in self.graph.outputs]
         self.graph.set_outputs(outputs, self.graph.output_names)
         self.newest.erase_unread_views()
+
+    def _brought_by(self, node: Node, place: int) -> set[Value]:
+        """What bodies of a node bring by themselves."""
+        return {item.value for item in self.brought if place not in item.reads} if node.holds_graphs else set()
 
     def _between(self, step: int, before: Node) -> None:
         for tasks in (self.gone, self.going, self.come, self.coming):

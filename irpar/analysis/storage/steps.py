@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.gathers import layers_of
@@ -18,10 +18,12 @@ class Steps:
     Attributes:
         firsts: the place of the first node of each step; 0 of the first one.
         nodes: how many there are in all.
+        loops: the steps that are loops whose bodies bring by themselves what they read.
     """
 
     firsts: tuple[int, ...]
     nodes: int
+    loops: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -31,6 +33,26 @@ class Steps:
     def of(self, place: int) -> int:
         """The step of a node."""
         return bisect_right(self.firsts, place) - 1
+
+    def before(self, step: int, most: int) -> int:
+        """So many steps before one, but behind the loop before it: what comes earlier would be there meanwhile."""
+        behind = max((loop + 1 for loop in self.loops if loop < step), default=0)
+        return max(behind, step - most)
+
+    def beside(self, step: int, most: int) -> int:
+        """So many steps behind one that are there, but in front of the next loop."""
+        ahead = min((loop - 1 for loop in self.loops if loop > step), default=self.count - 1)
+        return min(ahead, step + most)
+
+    def has_loop(self, first: int, end: int) -> bool:
+        """Whether one of some steps is a loop."""
+        return any(first <= loop < end for loop in self.loops)
+
+    def with_loops(self, places: Collection[int]) -> "Steps":
+        """The same, in which loops at some places are steps of their own."""
+        own = {place + more for place in places for more in (0, 1) if place + more < self.nodes}
+        firsts = tuple(sorted({*self.firsts, *own}))
+        return Steps(firsts, self.nodes, tuple(sorted(map(firsts.index, places))))
 
 
 _SMALL = 0.01
