@@ -4,6 +4,7 @@ import heapq
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from irpar.analysis.memory.scratch import most_scratch
 from irpar.analysis.memory.sums import sums_of
 from irpar.ir import Graph, Memory, Node, plain_attribute, tensor_type
 from irpar.kernels import lookup
+from irpar.ops import holds_collectives
 from irpar.output.parts import Part
 from irpar.sharding import IrparError, option
 
@@ -20,6 +22,10 @@ LIMIT = "IRPAR_MEMORY_LIMIT"
 """The environment variable that sets the limit: bytes, or "none"."""
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 """What a container may use at most, on Linux."""
+
+
+AddsInPlace = Literal["all", "within segments", "none"]
+"""Which loops write sums over what a trip finds: all, those of which no trip communicates, or none."""
 
 
 class OutOfMemoryError(IrparError):
@@ -109,7 +115,7 @@ def run_bytes(
     writes_over: bool,
     keeps: bool = False,
     memory: Memory = "device",
-    adds_in_place: bool = True,
+    adds_in_place: AddsInPlace = "all",
 ) -> int:
     """What all ranks hold at once of a memory in this process, estimated by liveness.
 
@@ -123,7 +129,7 @@ def run_bytes(
         keeps: whether kernels keep what they make of constants, once for all ranks of a part, and take scratch, once
             for each that computes.
         memory: that of the device, or of the host.
-        adds_in_place: whether loops write sums over what a trip finds; else there are three copies beside meanwhile:
+        adds_in_place: which loops write sums over what a trip finds; of others there are three copies beside meanwhile:
             what a sum begins as, as a trip finds it, and as it leaves it.
     """
     total = 0
@@ -139,10 +145,15 @@ def run_bytes(
         extra.extend([most.activation_bytes - rest] * len(part.ranks))
         if not writes_over:
             total += sum(bytes_in(value, memory) for value in written_over(part.graph)) * len(part.ranks)
-        if not adds_in_place:
-            sums = (each for node in part.graph.walk() for each in sums_of(node) if each.before.memory == memory)
-            total += sum(3 * each.nbytes for each in sums) * len(part.ranks)
+        copied = (node for node in part.graph.walk() if _copies_sums(node, adds_in_place))
+        sums = (each for node in copied for each in sums_of(node) if each.before.memory == memory)
+        total += sum(3 * each.nbytes for each in sums) * len(part.ranks)
     return total + scratch * threads + sum(heapq.nlargest(threads, (size for size in extra if size > 0)))
+
+
+def _copies_sums(node: Node, adds_in_place: AddsInPlace) -> bool:
+    """Whether trips of a loop, if a node is one, make sums anew."""
+    return adds_in_place == "none" or (adds_in_place == "within segments" and holds_collectives(node))
 
 
 def kept_bytes(graph: Graph) -> int:

@@ -161,7 +161,7 @@ class Preparer:
                     extra,
                     functions,
                     writes_over=self._engine.writes_over,
-                    adds_in_place=self._engine.adds_in_place,
+                    adds_in_place=self._engine.adds_in_place == "all",
                     joins=None if fetched else self._joins,
                 )
                 layouts[part.graph] = self._engine.layout(program)

@@ -18,10 +18,12 @@ from irpar.ir.text.files import parse_module
 from irpar.onnx_io import save
 from irpar.runtime.engines import bodies
 from irpar.runtime.engines.bodies import Body
+from irpar.runtime.engines.device_arrays import DeviceArrays, Held
 from irpar.runtime.engines.numpy import NumpySegment
 from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh
 from tests.runtime.devices import strict_device
+from tests.strict_device import StrictArray
 from tests.training.programs import with_weights
 
 Array = np.ndarray[Any, Any]
@@ -89,7 +91,9 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
 
     def note(value: Any, array: Any) -> None:
-        found.setdefault(value.name, []).append(array.__array_interface__["data"][0])
+        if not isinstance(array, Held):
+            place = array.data.ptr if isinstance(array, StrictArray) else array.__array_interface__["data"][0]
+            found.setdefault(value.name, []).append(place)
 
     take, run = Body.take, NumpySegment.run
 
@@ -130,7 +134,7 @@ def inputs_of() -> dict[str, Array]:
 @pytest.mark.parametrize("engine", ["numpy", "cupy"])
 @pytest.mark.parametrize("start", ["%start", "%w"])
 def test_trips_write_one_block(engine: str, start: str, blocks: dict[str, list[int]], tmp_path: Any) -> None:
-    """Which is no block of anyone else, though the sum begins as an input. On a device each makes its own."""
+    """Which is no block of anyone else, though the sum begins as an input; also where a CUDA graph holds all trips."""
     text = IN_PLACE.replace("Scan(%start", f"Scan({start}")
     given = inputs_of()
     kept = {name: array.copy() for name, array in given.items()}
@@ -141,9 +145,10 @@ def test_trips_write_one_block(engine: str, start: str, blocks: dict[str, list[i
             np.testing.assert_allclose(found, wanted, rtol=1e-6)
     for name, array in kept.items():
         np.testing.assert_array_equal(given[name], array)
-    if engine == "numpy":
-        assert len(blocks["added"]) == 9
-        assert all(len(set(blocks["added"][run : run + 3])) == 1 for run in (0, 3, 6))
+    runs, rest = divmod(len(blocks["added"]), 3)
+    assert rest == 0
+    assert runs == (2 if engine == "cupy" and start == "%start" else 3)  # A graph is captured in the second.
+    assert all(len(set(blocks["added"][3 * run : 3 * run + 3])) == 1 for run in range(runs))
 
 
 def test_what_is_fetched_of_what_a_sum_begins_as_stays() -> None:
@@ -188,20 +193,53 @@ def batch() -> dict[str, Array]:
     return {name: random.standard_normal((32, WIDTH)) for name in ("x", "target")}
 
 
-@pytest.mark.parametrize("mesh", ["d=1", "dp=2,tp=2"])
-def test_steps_add_up_gradients_in_one_block(mesh: str, blocks: dict[str, list[int]]) -> None:
+@pytest.mark.parametrize(("engine", "mesh"), [("numpy", "d=1"), ("numpy", "dp=2,tp=2"), ("cupy", "d=1")])
+def test_steps_add_up_gradients_in_one_block(engine: str, mesh: str, blocks: dict[str, list[int]]) -> None:
     """On dp=2,tp=2 trips communicate; the numbers are those of the whole batch."""
     with on(step_of(1), "d=1").trainer(engine="numpy") as trainer:
-        losses, state = [trainer.step(batch()) for _ in range(2)], trainer.read_all()
-    with on(step_of(), mesh).trainer(engine="numpy") as trainer:
+        losses, state = [trainer.step(batch()) for _ in range(3)], trainer.read_all()
+    with strict_device(), on(step_of(), mesh).trainer(engine=engine) as trainer:
         found = [trainer.step(batch())]
         blocks.clear()
-        np.testing.assert_allclose([*found, trainer.step(batch())], losses, rtol=1e-10)
+        np.testing.assert_allclose([*found, *(trainer.step(batch()) for _ in range(2))], losses, rtol=1e-10)
         for name, array in trainer.read_all().items():
             np.testing.assert_allclose(array, state[name], rtol=1e-10, atol=1e-12)
-    in_place = [places for places in map(Counter, blocks.values()) if set(places.values()) == {4}]
-    assert len(in_place) >= 2  # Of w and u each rank has a block, which four trips write.
-    assert all(len(places) == Mesh.parse(mesh).size for places in in_place)
+    # Of w and u each rank has a block, which four trips write: in a step, or as a CUDA graph holds it.
+    in_place = [places for places in map(Counter, blocks.values()) if set(places.values()) <= {4, 8}]
+    assert len(in_place) >= 2
+    assert all(len(places) <= 2 * Mesh.parse(mesh).size for places in in_place)
+
+
+PRODUCT = """
+graph @g(%xs: f32[3, 5, 8], %gs: f32[3, 5, 7]) -> (%y) opset 21 {
+  %zeros = constant : f32[8, 7] ZEROS
+  %start = Identity(%zeros) : f32[8, 7]
+  %y = Scan(%start, %xs, %gs) {body=graph(%sum: f32[8, 7], %x: f32[5, 8], %g: f32[5, 7]) -> (%added) {
+    %turned = Transpose(%x) {perm=[1, 0]} : f32[8, 5]
+    %h = MatMul(%turned, %g) : f32[8, 7]
+    %added = Add(%sum, %h) : f32[8, 7]
+  }, num_scan_inputs=2} : f32[8, 7]
+}
+""".replace("ZEROS", str([[0.0] * 7] * 8))
+
+
+@pytest.mark.parametrize("overs", [True, False])
+def test_a_device_brings_what_no_kernel_writes_over_a_sum(
+    overs: bool, blocks: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product takes the sum as its residual; where it may not write over that it is copied there."""
+    found = []
+    with strict_device(host_elements=0):
+        if not overs:
+            monkeypatch.setattr(DeviceArrays, "may_add_over", lambda self, node: False)
+        with Executor(parse_module(PRODUCT), Mesh({"x": 1}), engine="cupy") as executor:
+            random = np.random.default_rng(2)
+            for _ in range(3):
+                given = {n: random.standard_normal((3, 5, k), np.float32) for n, k in (("xs", 8), ("gs", 7))}
+                found.append((executor.run(given)["y"], np.einsum("tri,trj->ij", given["xs"], given["gs"])))
+    for got, wanted in found:
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+    assert len(set(blocks["added"][:3])) == 1
 
 
 def test_the_plan_and_the_run_hold_two_gradients_and_a_term() -> None:
@@ -220,19 +258,23 @@ def test_the_plan_and_the_run_hold_two_gradients_and_a_term() -> None:
 
 
 def test_engines_that_copy_sums_are_said_to(run_needs: Callable[[irpar.Partition, str], int]) -> None:
-    """ONNX Runtime holds three copies more of each sum meanwhile, of w, of u, and of the loss."""
+    """ONNX Runtime holds three copies more of each sum meanwhile, of w, of u, and of the loss; so does a device on tp=2."""
     made = on(step_of(), "d=1")
     assert run_needs(made, "ort") - run_needs(made, "numpy") >= 2 * 3 * WEIGHT
+    assert run_needs(made, "cupy") - run_needs(made, "numpy") < WEIGHT
+    made = on(step_of(), "dp=2,tp=2")  # Each of 4 ranks adds up a quarter of w and of u.
+    assert run_needs(made, "cupy") - run_needs(made, "numpy") >= 2 * 3 * WEIGHT
 
 
 @pytest.fixture
 def run_needs() -> Callable[[irpar.Partition, str], int]:
     from irpar.runtime.engines.base import ENGINES
+    from irpar.runtime.engines.cupy import CupyEngine
     from irpar.runtime.engines.numpy import NumpyEngine
     from irpar.runtime.engines.ort import OrtEngine
     from irpar.runtime.memory import run_bytes
 
-    engines = {"numpy": NumpyEngine, "ort": OrtEngine}
+    engines = {"numpy": NumpyEngine, "ort": OrtEngine, "cupy": CupyEngine}
     assert engines.keys() <= ENGINES.keys()
 
     def needs(made: irpar.Partition, engine: str) -> int:

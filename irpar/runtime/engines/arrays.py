@@ -33,12 +33,10 @@ class Arrays:
     Attributes:
         name: the engine's, for messages.
         is_host: whether what the device holds are numpy arrays, too.
-        adds_in_place: see `Engine`.
     """
 
     name = "numpy"
     is_host = True
-    adds_in_place = True
 
     def nodes(self, graph: Graph) -> tuple[Node, ...]:
         """The nodes of a nested graph or of a function's body, as they are computed."""
@@ -82,6 +80,14 @@ class Arrays:
     def is_own(self, value: Any) -> bool:
         """Whether an array has its memory to itself: what is mapped from a file, or a part of another, has not."""
         return isinstance(value, np.ndarray) and value.base is None and value.flags.writeable
+
+    def may_add_over(self, node: Node) -> bool:
+        """Whether the kernel of a node that adds something to a sum may write over that sum."""
+        return True
+
+    def brought(self, made: Any, block: Any) -> Any:
+        """What was made, in a block that it is to lie in, if that is of its kind; it may lie there already."""
+        return made
 
     def constant(self, array: "np.ndarray[Any, Any]", reads: "Reads") -> Any:
         """A tensor whose numbers are known before anything runs, and where they are read."""

@@ -10,6 +10,7 @@ from irpar.output.parts import Part
 from irpar.process import import_native
 from irpar.runtime.instructions import Program, Segment
 from irpar.runtime.launch.environment import World
+from irpar.runtime.memory import AddsInPlace
 from irpar.sharding import IrparError
 
 from .arena import Arena, ArenaLayout
@@ -115,7 +116,7 @@ class Engine(Protocol):
         name: what `--engine` calls it.
         is_parallel: whether several segments gain from running on several threads (the GIL is let go).
         writes_over: whether segments can write what replaces state over it.
-        adds_in_place: whether bodies write the sums that their loop carries over what a trip finds.
+        adds_in_place: which loops write the sums that they carry over what a trip finds.
         keeps: whether its kernels keep what they make of constants (`Kernel.kept_bytes`).
         device_array: the type of the arrays of its device; None: it has none.
         notes: what the user should know of how nodes were computed, so far; a line each.
@@ -124,7 +125,7 @@ class Engine(Protocol):
     name: str
     is_parallel: bool
     writes_over: bool
-    adds_in_place: bool
+    adds_in_place: AddsInPlace
     keeps: bool
     device_array: type | None
 

@@ -72,9 +72,7 @@ class Scope:
         """Compile a nested graph or a function's body."""
         nodes, inputs = self.arrays.nodes(graph), tuple(graph.inputs)
         self.place(inputs, nodes, graph.outputs)
-        return Body(
-            nodes, inputs, graph.outputs, graph.constants, self, sums_in(graph) if self.arrays.adds_in_place else ()
-        )
+        return Body(nodes, inputs, graph.outputs, graph.constants, self, sums_in(graph))
 
     def resolve(self, value: Attribute, node: Node) -> Attribute | None:
         """An attribute's value; for a reference the caller's, or None where the caller gives none."""
@@ -93,7 +91,8 @@ class Scope:
 class Body:
     """Compiled nodes with inputs and outputs: a segment, a nested graph, or a function's body.
 
-    Sums of a loop of which it is the body are written over what a trip finds, where that has its memory to itself.
+    Sums of a loop of which it is the body are written over what a trip finds, where that has its memory to itself; or
+    copied there, where a kernel may not write over what it reads.
 
     Attributes:
         instructions: the nodes, ready to run.
@@ -115,7 +114,9 @@ class Body:
             value: arrays.constant(value.data.numpy(), reads_of(value)) for value in constants if value.data is not None
         }
         self._sums = {each.after: each.before for each in sums}
-        self._adding = [node for node in nodes if not self._sums.keys().isdisjoint(node.results)]
+        self._adding = [
+            node for node in nodes if not self._sums.keys().isdisjoint(node.results) and arrays.may_add_over(node)
+        ]
         own = {*inputs, *(value for node in nodes for value in node.results)}
         self._left = tuple({*inputs, *own.intersection(outputs), *self._constants})
         self.instructions = _instructions(nodes, own, set(outputs), scope)
@@ -133,12 +134,13 @@ class Body:
         environment.update(zip(self.inputs, arguments, strict=True))
         arguments.clear()
         into = environment.into
-        if self._sums:
-            blocks = {value: environment[before] for value, before in self._sums.items()}
-            blocks = {value: block for value, block in blocks.items() if self._arrays.is_own(block)}
+        blocks = {value: environment[before] for value, before in self._sums.items()}
+        blocks = {value: block for value, block in blocks.items() if self._arrays.is_own(block)}
+        if blocks:
             environment.into = with_states(into, self._adding, blocks)
         run(self.instructions, environment, self._arrays)
         environment.into = into
+        bring(environment, blocks, self._arrays)
         return [environment[value] for value in self.outputs]
 
 
@@ -155,6 +157,12 @@ def run(instructions: Iterable[Instruction], environment: Environment, arrays: A
             raise
         except Exception as error:
             raise arrays.failure(instruction.node, error) from error
+
+
+def bring(environment: Environment, blocks: Mapping[Value, Any], arrays: Arrays) -> None:
+    """Let results lie in blocks, also those of nodes that write no given array."""
+    for value, block in blocks.items():
+        environment[value] = arrays.brought(environment[value], block)
 
 
 def reads_of(value: Value) -> Reads:

@@ -134,7 +134,7 @@ def _stack(row: Sequence[Any], axis: int, value: Value, arrays: Arrays) -> Any:
 def _with_bodies(node: Node, scope: "Scope") -> Operation:
     start = TRIPS[node.op_type]
     bodies = {graph: scope.body(graph) for graph in node.nested_graphs()}
-    sums = sums_of(node) if scope.arrays.adds_in_place else ()
+    sums = sums_of(node)
 
     def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
         trips = start(node, with_own_blocks(inputs, sums, scope.arrays), scope.arrays)

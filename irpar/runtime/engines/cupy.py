@@ -13,7 +13,7 @@ from irpar.ir import Memory, Value
 from irpar.runtime import instructions
 from irpar.runtime.errors import EngineError, NodeError, RunError
 from irpar.runtime.instructions import Segment
-from irpar.runtime.memory import check_device_memory
+from irpar.runtime.memory import AddsInPlace, check_device_memory
 
 from .arena import Arena, arena_layout
 from .arrays import ON_HOST, Arrays, Moving
@@ -195,7 +195,7 @@ class CupyEngine:
     name = "cupy"
     is_parallel = True
     writes_over = True
-    adds_in_place = False
+    adds_in_place: AddsInPlace = "within segments"
     keeps = False
 
     def __init__(self, settings: EngineSettings) -> None:

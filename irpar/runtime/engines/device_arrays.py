@@ -1,7 +1,7 @@
 """Where arrays lie for an engine with a device: tensors there, the small integers that shape them on the host."""
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from irpar.analysis.kernel_fusion import Stretch, stand_ins
-from irpar.ir import DType, Graph, Node, Value, tensor_type
+from irpar.ir import DOMAIN, DType, Graph, Node, Value, tensor_type
 from irpar.kernels import Kept, Kernel, KernelError, cuda
 from irpar.kernels.faults import FAULTS
 from irpar.kernels.registry import Signature
@@ -37,6 +37,9 @@ DEVICE_DTYPES = frozenset(
     )
 )
 """What CuPy has arrays of."""
+
+_ADDS_OVER = frozenset([("", "Add"), (DOMAIN, "Fused"), (DOMAIN, "FusedEach"), (DOMAIN, "FusedMatMul")])
+"""What reads an element of what it adds to when it writes that of the result, or looks where its operands lie."""
 
 Array = np.ndarray[Any, Any]
 
@@ -180,8 +183,6 @@ class DeviceArrays(Arrays):
         self.talks = talks
         self.gpu: Callable[[], cuda.Gpu] | None = cuda.Gpus(module) if hasattr(module, "RawModule") else None
 
-    adds_in_place = False  # Products and fused kernels add as they write, and may read a sum after that.
-
     def nodes(self, graph: Graph) -> tuple[Node, ...]:
         """See `Arrays.nodes`: nodes that one kernel computes are one."""
         return tuple(stand_ins(Stretch(tuple(graph), {*graph.outputs})))
@@ -220,6 +221,23 @@ class DeviceArrays(Arrays):
     def is_own(self, value: Any) -> bool:
         """See `Arrays.is_own`, of the device's memory."""
         return isinstance(value, self.module.ndarray) and value.base is None
+
+    def copied(self, value: Any) -> Any:
+        """See `Arrays.copied`; what the host has is written over by none."""
+        return value if isinstance(value, Held) else value.copy()
+
+    def may_add_over(self, node: Node) -> bool:
+        """See `Arrays.may_add_over`."""
+        return node.identity in _ADDS_OVER
+
+    def brought(self, made: Any, block: Any) -> Any:
+        """See `Arrays.brought`, of the device's memory."""
+        if isinstance(made, Held) or place_of(made) == place_of(block):
+            return made
+        if (made.shape, made.dtype) != (block.shape, block.dtype):
+            return made
+        block[...] = made
+        return block
 
     def keep(self, array: Any) -> Any:
         """A tensor that was made of an array of numpy or of the device."""
@@ -450,6 +468,11 @@ class PlacedKernel:
         self._arrays.notes.add(self._node, reason)
         self._is_on_host = True
         return results
+
+
+def place_of(array: Any) -> Hashable:
+    """What two arrays of a device share that are the same; None: the host has it."""
+    return None if isinstance(array, Held) else (array.data.ptr, array.shape, array.strides, array.dtype)
 
 
 def _of_any_module(value: Any) -> Any:

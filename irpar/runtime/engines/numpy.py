@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from irpar.runtime.instructions import Program, Segment
-from irpar.runtime.memory import check_memory
+from irpar.runtime.memory import AddsInPlace, check_memory
 
 from .arena import NO_BUFFERS, Arena, ArenaLayout, places_of, with_states
 from .arrays import ON_HOST, Arrays
@@ -47,7 +47,7 @@ class NumpyEngine:
     name = "numpy"
     is_parallel = False
     writes_over = True
-    adds_in_place = True
+    adds_in_place: AddsInPlace = "all"
     keeps = True
     device_array = None
     notes: tuple[str, ...] = ()

@@ -36,7 +36,7 @@ from irpar.ops.recomputed import is_recomputed
 from irpar.ops.training_batch_norm import trains, write_out
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.runtime.instructions import Program, Segment
-from irpar.runtime.memory import check_memory
+from irpar.runtime.memory import AddsInPlace, check_memory
 from irpar.runtime.small_tensors import are_small
 from irpar.sharding import option
 
@@ -75,7 +75,7 @@ class OrtEngine:
     name = "ort"
     is_parallel = True
     writes_over = False
-    adds_in_place = False
+    adds_in_place: AddsInPlace = "none"
     """ONNX Runtime does not say that an output may be bound to the memory of an input."""
     keeps = False
     device_array = None

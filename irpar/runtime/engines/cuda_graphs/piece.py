@@ -13,8 +13,8 @@ from irpar.ir import Node, Value, tensor_type
 from irpar.kernels.cuda import padding
 from irpar.ops.effects import is_compute
 from irpar.runtime.engines.arena import Arena, ArenaLayout, with_states
-from irpar.runtime.engines.bodies import Instruction
-from irpar.runtime.engines.device_arrays import DEVICE_DTYPES, DeviceArrays, Held, PlacedKernel
+from irpar.runtime.engines.bodies import Instruction, bring
+from irpar.runtime.engines.device_arrays import DEVICE_DTYPES, DeviceArrays, Held, PlacedKernel, place_of
 from irpar.runtime.engines.lanes import RankStream
 from irpar.runtime.engines.operation import Environment
 
@@ -285,9 +285,9 @@ class Piece:
         environment.into = with_states(into, (one.node for one in self.stretch.instructions), replaced)
         recording = self._record(environment, replaced, layout, arena, lane)
         made = [(self._slots[value], environment[value]) for value in self.stretch.makes]
-        places = {_place(array): self._slots[value] for value, array in zip(self._bound, bound, strict=True)}
-        echoes = [(slot, places[_place(array)]) for slot, array in made if _place(array) in places]
-        results = [(slot, array) for slot, array in made if _place(array) not in places]
+        places = {place_of(array): self._slots[value] for value, array in zip(self._bound, bound, strict=True)}
+        echoes = [(slot, places[place_of(array)]) for slot, array in made if place_of(array) in places]
+        results = [(slot, array) for slot, array in made if place_of(array) not in places]
         inside = {id(memory_of(array)) for array in bound}
         own = [array for _, array in (*copied, *results) if not isinstance(array, Held)]
         lane.lent |= {id(memory_of(array)) for array in own} - inside
@@ -315,7 +315,7 @@ class Piece:
                     node = one.node
                     self._run(one, environment, layout, arena, recording)
                 node = None
-                bring_to_states(environment, replaced)
+                bring(environment, replaced, self._arrays)
                 for value in self.stretch.makes:
                     if isinstance(environment[value], Held):
                         environment[value].host.flags.writeable = False  # All replays give it.
@@ -416,25 +416,9 @@ def _nothing() -> None:
     """What a reference to nothing gives."""
 
 
-def bring_to_states(environment: Environment, states: Mapping[Value, Any]) -> None:
-    """Let results lie where the states do that they replace, also those of nodes that write no given array."""
-    for value, state in states.items():
-        made = environment[value]
-        if isinstance(made, Held) or _place(made) == _place(state):
-            continue
-        if (made.shape, made.dtype) == (state.shape, state.dtype):
-            state[...] = made
-            environment[value] = state
-
-
 def memory_of(array: Any) -> Any:
     """The memory that a device array lies in, which views share."""
     return array.data.mem
-
-
-def _place(array: Any) -> Hashable:
-    """What two arrays share that are the same."""
-    return None if isinstance(array, Held) else (array.data.ptr, array.shape, array.strides, array.dtype)
 
 
 def _flat(arrays: Iterable[Any]) -> list[Any]:

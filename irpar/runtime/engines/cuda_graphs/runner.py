@@ -13,14 +13,14 @@ from irpar.kernels.cuda.padding import copy_rows, has_rows_apart
 from irpar.ops.effects import goes_to_group, is_compute
 from irpar.runtime.communication import Choice, Communication
 from irpar.runtime.engines.arena import Arena, ArenaLayout, with_states
-from irpar.runtime.engines.bodies import Body, run
+from irpar.runtime.engines.bodies import Body, bring, run
 from irpar.runtime.engines.device_arrays import DeviceArrays, Held, Notes
 from irpar.runtime.engines.lanes import RankStream
 from irpar.runtime.engines.operation import Environment
 from irpar.runtime.instructions import Segment
 
 from .graph import CapturedGraph, Exit
-from .piece import CaptureError, Key, Origins, Piece, bring_to_states, memory_of
+from .piece import CaptureError, Key, Origins, Piece, memory_of
 from .stretches import Stretch, following, reasons_apart, stretches
 
 SMALL_STATE_BYTES = 4096
@@ -245,7 +245,7 @@ class Runner:
             environment.into = with_states(environment.into, (one.node for one in stretch.instructions), own)
             del states
         run(stretch.instructions, environment, self._arrays)
-        bring_to_states(environment, own)
+        bring(environment, own, self._arrays)
         for value in stretch.makes:
             held[self._slots[value]] = environment[value]
 
