@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from .budget import budget
 from .odd_programs import Outcome, survey
 from .random_attributes import draw
 
@@ -22,6 +23,9 @@ KNOWN_REFUSALS = (
 )
 """What may be refused of these programs; anything else is needless."""
 MOST_UNFIT = 0.05
+PROGRAMS = 3000
+PART = 150
+"""Programs that a test tries."""
 
 
 def _check(found: list[Outcome]) -> None:
@@ -42,8 +46,9 @@ def test_few_programs() -> None:
 
 
 @pytest.mark.slow
-def test_many_programs() -> None:
-    _check(list(survey(range(3000), jobs=2)))
+@pytest.mark.parametrize("first", range(0, PROGRAMS, PART))
+def test_many_programs(first: int) -> None:
+    _check(list(survey(range(first, first + budget(PART)), jobs=2)))
 
 
 def test_a_program_is_drawn_by_its_seed_alone() -> None:
