@@ -47,7 +47,7 @@ class Place(Pass):
     device holds more, which later passes keep: it is the module's memory limit then.
 
     What is not pinned is where the sum of all nodes and copies takes least time, none beside another: a minimal cut;
-    where the device has no room for that, by prices on bytes and by CP-SAT (`irpar.analysis.placement`). The device has
+    where the device has no room for that, by linear programs and by CP-SAT (`irpar.analysis.placement`). The device has
     the room of the option, else that of the module's memory limit, else that of the network's device.
 
     Options:

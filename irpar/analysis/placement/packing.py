@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 from irpar.analysis.cp_sat import is_exact, is_proven, run, solver_module, unit_of
 
 from .cut import copies
-from .graph import Assignment, PlacedValue, PlacementGraph
+from .graph import Assignment, PlacementGraph
 from .simulation import Array, Simulator
+from .terms import Term, terms_at
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import BoolVarT, CpModel
-
-Term = tuple[int, frozenset[int], frozenset[int], bool]
-"""(unit that has it, units of which one must be on the device before, of which one after, whether it shares)."""
 
 MOST_ROWS = 8
 """Times that are looked at anew after a search whose result did not fit."""
@@ -93,11 +91,11 @@ class _Model:
         self.model: CpModel = solver_module().CpModel()
         self.there = [self.model.new_bool_var("") for _ in graph.units]
         self._any: dict[frozenset[int], BoolVarT] = {}
-        self._held: dict[Term, BoolVarT] = {}
+        self._held: dict[tuple[object, ...], BoolVarT] = {}
         for number, where in enumerate(graph.fixed):
             if where is not None:
                 self.model.add(self.there[number] == int(where))
-        rows = {tuple(sorted(row.items(), key=repr)): row for row in (_row(graph, when) for when in sorted(times))}
+        rows = {tuple(sorted(row.items(), key=repr)): row for row in (terms_at(graph, when) for when in sorted(times))}
         for row in rows.values():
             if sum(row.values()) > limit:
                 self.model.add(sum(nbytes * self._is_held(term) for term, nbytes in row.items()) <= limit)
@@ -105,14 +103,16 @@ class _Model:
         self._order(list(rows.values()), known)
 
     def _is_held(self, term: Term) -> "BoolVarT":
-        unit, before, after, shares = term
-        if not shares and before == after == {unit}:
+        unit, before, after, is_copy, _ = term
+        if not is_copy and before == after == {unit}:
             return self.there[unit]
-        known = self._held.get(term)
+        # Who else reads it does not matter here.
+        key = term[:-1]
+        known = self._held.get(key)
         if known is None:
-            known = self._held[term] = self.model.new_bool_var("")
+            known = self._held[key] = self.model.new_bool_var("")
             no = [self._is_any(before).negated(), self._is_any(after).negated()]
-            self.model.add_bool_or([known, *no, *([self.there[unit]] if shares else [])])
+            self.model.add_bool_or([known, *no, *([self.there[unit]] if is_copy else [])])
         return known
 
     def _is_any(self, units: frozenset[int]) -> "BoolVarT":
@@ -161,36 +161,6 @@ class _Model:
             self.model.add_hint(there, where)
 
 
-def _row(graph: PlacementGraph, when: int) -> Counter[Term]:
-    """What may be held at a time, and its bytes; what is held alike as one."""
-    row: Counter[Term] = Counter()
-    for value in graph.values:
-        if value.nbytes:
-            for term in _terms(value, when):
-                row[term] += value.nbytes
-    return row
-
-
-def _terms(value: PlacedValue, when: int) -> "list[Term]":
-    if value.made > when:
-        return []
-    home = frozenset((value.unit,))
-    found: list[Term] = []
-    before = frozenset(unit for time_, unit in value.reads if time_ <= when)
-    after = frozenset(unit for time_, unit in value.reads if time_ >= when)
-    if value.shares:
-        return [(value.unit, before, after, True)] if before and after else found
-    if max(value.until, value.made) >= when:
-        found.append((value.unit, home, home, False))
-        # Else it is there as a copy, of which no byte counts twice: see below.
-        others = before - home, after - home
-        if all(others):
-            found.append((value.unit, *others, True))
-    elif after:
-        found.append((value.unit, before | home, after, False))
-    return found
-
-
 def _alike(graph: PlacementGraph, rows: Sequence[Counter[Term]]) -> list[list[int]]:
     """Units that may change places: whatever an assignment costs and holds, it does so too with them exchanged."""
     told: list[list[object]] = [[unit.host, unit.device] for unit in graph.units]
@@ -198,9 +168,9 @@ def _alike(graph: PlacementGraph, rows: Sequence[Counter[Term]]) -> list[list[in
         for one in {unit, *readers}:
             told[one].append(("copy", *_without(one, unit, readers), to_host, to_device))
     for when, row in enumerate(rows):
-        for (unit, before, after, shares), nbytes in row.items():
+        for (unit, before, after, is_copy, _), nbytes in row.items():
             for one in {unit, *before, *after}:
-                told[one].append((when, *_without(one, unit, before, after), shares, nbytes))
+                told[one].append((when, *_without(one, unit, before, after), is_copy, nbytes))
     classes: dict[object, list[int]] = {}
     for number, facts in enumerate(told):
         classes.setdefault((facts[0], facts[1], frozenset(Counter(map(repr, facts[2:])).items())), []).append(number)

@@ -10,23 +10,25 @@ import numpy as np
 from irpar.errors import IrparError
 from irpar.units import bytes_text
 
-from .cut import Cut
+from .cut import cheapest
 from .filling import filled, parts
 from .graph import Assignment, PlacementGraph
 from .packing import pack
-from .prices import FEW_STEPS, MOST_STEPS, Priced, price
+from .rounding import Rounded, round_relaxations
 from .simulation import Outcome, Simulator
 
-METHODS = ("auto", "prices")
+METHODS = ("auto", "linear")
 """All together; and without CP-SAT."""
 FEW = 80
-"""Units of a graph of which each is decided for itself; of larger ones what prices decide alike goes together."""
+"""Units of a graph of which each is decided for itself; of larger ones those go together that are placed alike."""
 MOST_GROUPS = 400
 """That CP-SAT decides on, where units go together."""
 _FEW_ASSIGNMENTS = 12
 """That fit, the cheapest ones, are filled up."""
-_PRICES_SHARE, _FILL_SHARE = 0.4, 0.6
-"""Of the time goes to prices, and of what is left to filling up."""
+_LINEAR_SHARE, _FILL_SHARE = 0.6, 0.4
+"""Of the time goes to linear programs, and of what is left to filling up."""
+_LATE_SHARE = 1.0
+"""So much of the time more is spent on linear programs where these have led to nothing that fits."""
 
 
 class NoRoomError(IrparError):
@@ -54,7 +56,7 @@ class Found:
         outcome: what that comes to.
         bound: nothing that fits costs less.
         plain: the cheapest where there is no limit.
-        method: what found it: cut, prices, cp-sat, or least memory where only that was tried.
+        method: what found it: cut, linear programs, cp-sat, or least memory where only that was tried.
     """
 
     on_device: Assignment
@@ -88,8 +90,7 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto",
     """
     end = time.monotonic() + seconds
     simulator = Simulator(graph)
-    cut = Cut(graph)
-    plain = simulator.tidied(cut.cheapest())
+    plain = simulator.tidied(cheapest(graph))
     outcome = simulator.outcome(plain)
     if limit is None or outcome.peak <= limit:
         return Found(plain, outcome, outcome.cost, plain, "cut")
@@ -97,37 +98,26 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto",
     least = simulator.outcome(smallest).peak
     if least > limit:
         raise NoRoomError(limit, least)
-    found = _by_prices(graph, limit, simulator, cut, plain, end)
-    if method == "auto" and found[0].gap:
-        return _packed(graph, limit, simulator, *found, end)
-    return found[0]
-
-
-def _by_prices(
-    graph: PlacementGraph, limit: int, simulator: Simulator, cut: Cut, plain: Assignment, end: float
-) -> tuple[Found, Priced]:
-    """The best of what prices led to, filled up."""
     now = time.monotonic()
-    smallest = simulator.smallest
-    known = smallest, simulator.outcome(smallest)
-    priced = price(
-        graph,
-        limit,
-        simulator,
-        cut,
-        known,
-        FEW_STEPS if len(graph.units) <= FEW else MOST_STEPS,
-        now + (end - now) * _PRICES_SHARE,
+    rounded = round_relaxations(
+        graph, limit, simulator, plain, now + (end - now) * _LINEAR_SHARE, end + seconds * _LATE_SHARE
     )
-    outcomes = {each: simulator.outcome(each) for each in priced.assignments} | dict([known])
+    found = _filled(limit, simulator, rounded, plain, end)
+    if method == "auto" and found.gap:
+        return _packed(graph, limit, simulator, found, rounded, end)
+    return found
+
+
+def _filled(limit: int, simulator: Simulator, rounded: Rounded, plain: Assignment, end: float) -> Found:
+    """The best of what linear programs led to, filled up."""
+    outcomes = {each: simulator.outcome(each) for each in (*rounded.assignments, simulator.smallest, plain)}
     fitting = sorted(
         (each for each, then in outcomes.items() if then.peak <= limit), key=lambda one: outcomes[one].cost
     )
-    above = [each for each, then in outcomes.items() if then.peak > limit] or [plain]
+    above = [each for each, then in outcomes.items() if then.peak > limit]
     best, outcome = fitting[0], outcomes[fitting[0]]
     now = time.monotonic()
     until = now + (end - now) * _FILL_SHARE
-    outcomes.setdefault(plain, simulator.outcome(plain))
     pairs = product(fitting[:_FEW_ASSIGNMENTS], above)
     for base, other in sorted(pairs, key=lambda pair: _between(outcomes[pair[0]], outcomes[pair[1]], limit)):
         both = tuple(one and two for one, two in zip(base, other, strict=True))
@@ -139,7 +129,7 @@ def _by_prices(
             break
     best = simulator.tidied(best)
     outcome = simulator.outcome(best)
-    return Found(best, outcome, min(outcome.cost, int(priced.bound)), plain, "prices"), priced
+    return Found(best, outcome, min(outcome.cost, rounded.bound), plain, "linear programs")
 
 
 def _between(fits: Outcome, above: Outcome, limit: int) -> float:
@@ -148,10 +138,12 @@ def _between(fits: Outcome, above: Outcome, limit: int) -> float:
     return fits.cost + share * (above.cost - fits.cost)
 
 
-def _packed(graph: PlacementGraph, limit: int, simulator: Simulator, known: Found, priced: Priced, end: float) -> Found:
+def _packed(
+    graph: PlacementGraph, limit: int, simulator: Simulator, known: Found, rounded: Rounded, end: float
+) -> Found:
     """What CP-SAT makes of it; what is known where that is no better."""
     is_whole = len(graph.units) <= FEW
-    others = sorted(priced.assignments, key=lambda each: abs(simulator.outcome(each).peak - limit))
+    others = sorted(rounded.assignments, key=lambda each: abs(simulator.outcome(each).peak - limit))
     numbers = list(range(len(graph.units))) if is_whole else _groups(simulator, (known.on_device, *others))
     count = max(numbers) + 1
     small = graph if is_whole else graph.merged(numbers, count)
@@ -161,7 +153,7 @@ def _packed(graph: PlacementGraph, limit: int, simulator: Simulator, known: Foun
         limit,
         end - time.monotonic(),
         tuple(begin[number] for number in range(count)),
-        None if is_whole else (*priced.times, known.outcome.at),
+        None if is_whole else (*rounded.times, known.outcome.at),
     )
     bound = max(known.bound, packed.bound) if is_whole else known.bound
     best = known

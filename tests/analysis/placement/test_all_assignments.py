@@ -38,8 +38,8 @@ def _check(random: Random, most_nodes: int) -> None:
         assert found.outcome.cost == cost[peak <= limit].min()
         assert found.outcome.peak <= limit
         assert found.proven
-    by_prices = solve(graph, least, "prices")
-    assert by_prices.bound <= cost[peak <= least].min() <= by_prices.outcome.cost
+    linear = solve(graph, least, "linear")
+    assert linear.bound <= cost[peak <= least].min() <= linear.outcome.cost
     with pytest.raises(NoRoomError, match=f"holds {least:,} bytes") as told:
         solve(graph, least - 1)
     assert told.value.least == least

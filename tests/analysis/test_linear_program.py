@@ -1,0 +1,51 @@
+"""Linear programs against what is known of them."""
+
+from itertools import product
+from random import Random
+
+import pytest
+
+from irpar.analysis.linear_program import LinearProgram
+
+NODES = 4
+SECONDS = 60
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_program_of_a_cut_costs_what_the_cheapest_cut_does(seed: int) -> None:
+    random = Random(seed)
+    ends = [(random.randint(0, 9), random.randint(0, 9)) for _ in range(NODES)]
+    arcs = {(one, other): random.randint(0, 9) for one, other in product(range(NODES), repeat=2) if one != other}
+    program = LinearProgram()
+    # Each node costs one of its ends, and an arc what it does where it leads from there to elsewhere.
+    there = [program.variable(here - elsewhere) for here, elsewhere in ends]
+    for (one, other), cost in arcs.items():
+        program.row({program.variable(cost): 1, there[one]: -1}, {there[other]: 1}, least=0)
+    cuts = [
+        sum(end[not side] for end, side in zip(ends, sides, strict=True))
+        + sum(cost for (one, other), cost in arcs.items() if sides[one] and not sides[other])
+        for sides in product((False, True), repeat=NODES)
+    ]
+    solved = program.solve(SECONDS)
+    assert solved is not None
+    assert solved.least + sum(end[1] for end in ends) == pytest.approx(min(cuts), rel=1e-5, abs=1e-4)
+    assert all(value == pytest.approx(round(value)) for value in solved.values)
+
+
+def test_what_costs_most_for_its_room_is_there_in_part() -> None:
+    program = LinearProgram()
+    one, other = program.variable(-10), program.variable(-6)
+    program.row({one: 3, other: 2}, {other: 1}, most=4.5)
+    solved = program.solve(SECONDS)
+    assert solved is not None
+    assert list(solved.values) == pytest.approx([1, 0.5])
+    assert solved.least == pytest.approx(-13, rel=1e-5)
+    assert solved.least <= -13
+
+
+def test_no_values_or_no_time() -> None:
+    program = LinearProgram()
+    program.row({program.variable(1): 1}, least=0.5)
+    assert program.solve(0) is None
+    program.row({program.variable(1): 1}, least=2)
+    assert program.solve(SECONDS) is None
