@@ -13,6 +13,8 @@ OLDEST_PYTHON ?= python3.11
 PYTEST := -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Of random and brute-force tests `test` tries a thirty-second (tests/budget.py).
 ALL := IRPAR_TEST_BUDGET=1
+# Of test-all: `make test-all PART=3/8` runs the third of eight parts, each with files of its own.
+PART ?= 1/1
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-all test-newest test-oldest check view exports bench lock clean
@@ -24,7 +26,7 @@ test: $(READY)
 	$(BIN)/python $(PYTEST)
 
 test-all: $(READY) check
-	$(ALL) $(BIN)/python $(PYTEST) -m "not gpu"
+	$(ALL) IRPAR_TEST_PART=$(PART) $(BIN)/python $(PYTEST) -m "not gpu"
 
 # The newest releases that pyproject.toml allows; the lowest, on the lowest Python.
 test-newest:

@@ -14,13 +14,16 @@ from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
 from tests.budget import budget
-from tests.distribution import Distribution, place
+from tests.distribution import Distribution, in_part, place
 
 # How long examples take says how busy the machine is.
 settings.register_profile(
     "irpar", max_examples=budget(100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("irpar")
+
+PART = os.environ.get("IRPAR_TEST_PART", "1/1")
+"""Of several runs that together run all tests: which one, and how many there are."""
 
 # A process of several gets the width of the terminal; what a command prints into a pipe depends on it.
 os.environ.pop("COLUMNS", None)
@@ -50,6 +53,11 @@ def no_word_of_progress() -> Iterator[None]:
         yield
 
 
+def pytest_configure() -> None:
+    """What cannot be read ends the run before others are started for it."""
+    in_part([], PART)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than cores: some tests wait for ranks that are dead, hang or dawdle."""
@@ -76,9 +84,11 @@ def pytest_collection(session: pytest.Session) -> None:
             import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long files first, so that no process waits for another in the end."""
-    items.sort(key=lambda item: place(item.nodeid))
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The long files first, so that no process waits for another in the end; of one part, where several runs take all."""
+    chosen = in_part([item.nodeid for item in items], PART)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
+    items[:] = sorted((item for item in items if item.nodeid in chosen), key=lambda item: place(item.nodeid))
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,13 @@
-"""Which process of several runs which tests: those of a file together, and files that take long first.
+"""Which of several runs, and which process of several, runs which tests: those of a file together, the long ones first.
 
 pytest-xdist's own groups are marks that it writes into the ids of tests, which pytest 9.2 does not let it.
 """
 
+import re
+from collections.abc import Iterable
+from zlib import crc32
+
+import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 WITH_CASES = {
@@ -56,6 +61,24 @@ def place(node: str) -> int:
     """When a test of this id begins: with its file, the long ones first."""
     group = together(node)
     return LONG.index(group) if group in LONG else len(LONG)
+
+
+def in_part(nodes: Iterable[str], text: str) -> set[str]:
+    """The tests of one of several runs that together run all, each file in one of them; long files are dealt in turn.
+
+    Args:
+        nodes: ids of all.
+        text: which part of how many, such as `3/8`.
+    """
+    told = re.fullmatch(r"(\d{1,3})/(\d{1,3})", text)
+    part, parts = map(int, told.groups()) if told else (0, 0)
+    if not 0 < part <= parts:
+        raise pytest.UsageError(f'IRPAR_TEST_PART is "{text}"; give the part and how many there are, such as 3/8')
+    return {node for node in nodes if _turn(together(node)) % parts == part - 1}
+
+
+def _turn(group: str) -> int:
+    return LONG.index(group) if group in LONG else crc32(group.encode())
 
 
 class Distribution(LoadScopeScheduling):

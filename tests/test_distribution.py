@@ -1,4 +1,4 @@
-"""Tests of a file run in one process of several."""
+"""Tests of a file run in one process of several, and in one of several runs."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distribution import LONG, WITH_CASES, place, together
+from tests.distribution import LONG, WITH_CASES, in_part, place, together
 from tests.patience import patient
 
 ROOT = Path(__file__).parents[1]
@@ -23,6 +23,25 @@ def test_long_files_come_first() -> None:
     )
     assert {together(f"{file}::test_any") for file in WITH_CASES} == {"cases of ONNX"}
     assert together("tests/test_traps.py::test_any") == "tests/test_traps.py"
+
+
+def test_parts_are_all_together_and_have_whole_files() -> None:
+    files = [path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")]
+    nodes = {f"{file}::test_{name}" for file in files for name in "ab"}
+    parts = [in_part(nodes, f"{part}/3") for part in (1, 2, 3)]
+    assert set.union(*parts) == nodes
+    assert sum(map(len, parts)) == len(nodes)
+    assert min(map(len, parts)) > len(nodes) / 4
+    for part in parts:
+        assert not {together(node) for node in part} & {together(node) for node in nodes - part}
+        assert sum(f"{file}::test_a" in part for file in LONG[:6]) == 2
+    assert in_part(nodes, "1/1") == nodes
+
+
+@pytest.mark.parametrize("text", ["", "0/3", "4/3", "1/0", "3", "1/3/5", "-1/3", "a/b"])
+def test_no_such_part(text: str) -> None:
+    with pytest.raises(pytest.UsageError, match=r"such as 3/8"):
+        in_part([], text)
 
 
 @pytest.mark.slow
