@@ -130,7 +130,7 @@ class Store(Pass):
             StoreError: a rank would hold more than a limit.
         """
         self._check(module)
-        before, costs = peak_bytes(module), Costs(module)
+        before, costs, lacking = peak_bytes(module), Costs(module), self._lacking(module)
         rates = Rates.of_network(network_of(module.network))
         limit = self._limit(module) if self._is_auto else round(self.limit_gb * GIGABYTE)
         end, count = time.monotonic() + self.seconds, len(module.graphs)
@@ -151,10 +151,10 @@ class Store(Pass):
         if limit:
             module.memory_limit = min(limit, old or limit)
         if not changed:
-            note = f"ranks hold {bytes_text(before)}, which fits" if limit else "nothing is large enough to move"
-            return PassResult(module.memory_limit != old, (note,))
+            note = f"ranks hold {bytes_text(before)}, which fits" if self._is_auto else "nothing moves"
+            return PassResult(module.memory_limit != old, (note, *lacking))
         most = max(written, key=lambda found: found.timeline.copying)
-        return PassResult(True, _notes(most, before, after), _statistics(most))
+        return PassResult(True, (*_notes(most, before, after), *lacking), _statistics(most))
 
     # -- what is asked for --------------------------------------------------------------------------------------------
 
@@ -197,6 +197,21 @@ class Store(Pass):
                 do="write limit-gb=16, or choose a network whose device has a memory",
             )
         return limit
+
+    def _lacking(self, module: Module) -> tuple[str, ...]:
+        """Why nothing of a kind moves that is to go elsewhere."""
+        found: list[str] = []
+        for kind, where in self._memory.items():
+            if where not in ("host", "disk"):
+                continue
+            bodies = [inner for graph in module.graphs for inner in graph.graphs()]
+            sizes = [item.nbytes for graph in bodies for item in items_of(graph, 1) if item.kind == kind]
+            if not sizes:
+                found.append(f"{kind}={where}: {_NONE[kind]}")
+            elif max(sizes) < self._least:
+                least = f"threshold-kb={self.threshold_kb:g}"
+                found.append(f"{kind}={where}: all are smaller than {least}, the largest has {max(sizes):,} bytes")
+        return tuple(found)
 
     # -- programs -----------------------------------------------------------------------------------------------------
 
@@ -325,6 +340,12 @@ class Store(Pass):
             do=f"{do}, or give a limit of {held:,} bytes: limit-gb={gigabytes_option(held)}",
         )
 
+
+_NONE = {
+    "weights": "the program has none on the device",
+    "state": "there is none, which steps of training have, and models with caches",
+    "activations": "no node on the device makes what others read",
+}
 
 _PLACES: dict[Memory, str] = {"host": "in host memory", "disk": "on disk"}
 

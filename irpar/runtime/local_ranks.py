@@ -33,7 +33,7 @@ from .prepared import Prepared, Preparer, check_parts, check_spaces
 from .rank_state import RankState
 from .spaces import CopyThread, Spaces
 from .specs import input_specs, output_specs
-from .storage.disk import OFFLOAD_PATH, Disk
+from .storage.disk import ELSEWHERE, OFFLOAD_PATH, Disk
 from .storage.disk_array import DiskArray
 
 
@@ -359,7 +359,7 @@ def _check_folder(path: str | None) -> None:
     raise StorageError(
         f"what goes to disk has no place: {path} {what}",
         where=path,
-        do=f"make it, or name another one: {OFFLOAD_PATH}=FOLDER; the system's own for temporary files if not given",
+        do=f"make it, or name another one: {ELSEWHERE}; the system's own for temporary files if not given",
     )
 
 

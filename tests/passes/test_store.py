@@ -348,6 +348,19 @@ def test_what_cannot_be_is_refused(options: str, told: str) -> None:
         run_pipeline(f"store{{{options}}}", module)
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("state=disk, threshold-kb=0", "state=disk: there is none, which steps of training have"),
+        ("weights=host", "weights=host: all are smaller than threshold-kb=1, the largest has 64 bytes"),
+        ("weights=host, state=disk, threshold-kb=0", "state=disk: there is none"),
+    ],
+)
+def test_what_there_is_nothing_of_is_told(options: str, told: str) -> None:
+    (record,) = run_pipeline(f"store{{{options}}}", read(CHAIN))
+    assert record.notes[-1].startswith(told)
+
+
 def test_a_limit_that_nothing_fits_says_the_least_that_does() -> None:
     module = layers(6, 128)
     with pytest.raises(StoreError, match=r"a rank holds [\d,]+ bytes") as caught:

@@ -135,18 +135,18 @@ graph local @g(%x: f32[3, 2, 4] of [3, 2, 4], %s: f32[2, 4] of [2, 4]) -> (%t) o
 
 # -- steps of micro-batches ------------------------------------------------------------------------------------------
 
-SIZES = {"layers": 3, "hidden": 32, "heads": 2, "vocab": 64, "batch": 4, "seq": 8}
+SIZES = {"layers": 2, "hidden": 16, "heads": 1, "vocab": 32, "batch": 2, "seq": 4}
 BY_HAND = "store{weights=host, state=disk, activations=host, prefetch=1, threshold-kb=0}"
 
 
 @pytest.fixture(scope="module")
 def step() -> Module:
-    return irpar.train_step(models.build("gpt", **SIZES), optimizer="adam", micro_batches=4)
+    return irpar.train_step(models.build("gpt", **SIZES), optimizer="momentum", micro_batches=3)
 
 
 def samples() -> dict[str, Any]:
     random = np.random.default_rng(0)
-    tokens = {name: random.integers(0, 64, (4, 4, 8)) for name in ("input_ids", "target")}
+    tokens = {name: random.integers(0, 32, (3, 2, 4)) for name in ("input_ids", "target")}
     return {**tokens, "learning_rate": np.float32(1e-3)}
 
 
@@ -170,12 +170,12 @@ def held_in_a_run(made: irpar.Partition, monkeypatch: pytest.MonkeyPatch) -> int
     return constant_bytes(graph) + max(held["device"] for held in watch.held.values())
 
 
-@pytest.mark.parametrize("way", ["by hand", pytest.param("auto", marks=pytest.mark.slow)])
-def test_micro_batches(way: str, step: Module, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("way", "share"), [("by hand", 0.7), pytest.param("auto", 0.5, marks=pytest.mark.slow)])
+def test_micro_batches(way: str, share: float, step: Module, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = irpar.partition(step, "d=1")
-    limit = round(0.5 * peak_bytes(plain.module))
+    limit = round(share * peak_bytes(plain.module))
     options = BY_HAND if way == "by hand" else f"store{{auto=true, limit-gb={limit / 1e9}, seconds=0, threshold-kb=0}}"
     made = irpar.partition(step, "d=1", pipeline=composed(None, [options]))
     assert losses(made) == losses(plain)
-    assert {entry["times"] for entry in made.plan.copies} == {1, 4}
+    assert {entry["times"] for entry in made.plan.copies} == {1, 3}
     assert 0 < held_in_a_run(made, monkeypatch) <= peak_bytes(made.module) <= limit

@@ -152,4 +152,5 @@ def test_a_disk_that_is_full_is_told_by_the_rank_that_wrote(
     told = capsys.readouterr().err
     assert "No space left on device" in told
     assert f"what rank 0 keeps on disk in {step / 'ssd'}" in told
-    assert "free some room, or write to another disk" in told
+    assert "free some room, or write to another disk: IRPAR_OFFLOAD_PATH=FOLDER" in told
+    assert "store{path=FOLDER}" in told

@@ -110,6 +110,8 @@ class Gaps:
 
     def _ranges(self, gap: Gap) -> tuple[int, int, int, int]:
         """The steps of a gap as two half-open ranges."""
+        if not self.used[gap.item]:
+            return 0, self.steps.count, 0, 0
         if not gap.is_around:
             return gap.after + 1, gap.before, 0, 0
         end = max(self._until[gap.item], gap.after) + 1

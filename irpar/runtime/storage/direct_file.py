@@ -44,13 +44,15 @@ class DirectFile:
         cached: its descriptor; the file is closed with it.
         path: where it can be opened once more.
         access: what that descriptor may be used for, as `os.open` has it.
+        elsewhere: how the user says that such files are to be in another folder; empty: it has its place.
 
     Attributes:
         is_direct: whether it is used past the system's cache.
     """
 
-    def __init__(self, name: str, cached: int, path: str, access: int) -> None:
+    def __init__(self, name: str, cached: int, path: str, access: int, elsewhere: str = "") -> None:
         self.name = name
+        self._elsewhere = elsewhere
         self._cached = cached
         self._direct = -1
         self._handles = [cached]
@@ -75,26 +77,27 @@ class DirectFile:
             raise StorageError(f"cannot read it: {error.strerror}", where=str(path), do=remedy(error)) from error
 
     @classmethod
-    def unlinked(cls, folder: Path, what: str) -> "DirectFile":
+    def unlinked(cls, folder: Path, what: str, elsewhere: str = "") -> "DirectFile":
         """A fresh file without a name in a folder: however its process ends, nothing of it stays.
 
         Args:
             folder: that.
             what: what it is for, as messages call it.
+            elsewhere: how the user names another folder.
 
         Raises:
             StorageError: there is no such folder, or no file can be made in it.
         """
         name = f"{what} in {folder}"
         try:
-            return cls._nameless(folder, name) or cls._unlinked(folder, name)
+            return cls._nameless(folder, name, elsewhere) or cls._unlinked(folder, name, elsewhere)
         except OSError as error:
             raise StorageError(
-                f"cannot make a file for {what}: {error.strerror}", where=str(folder), do=remedy(error)
+                f"cannot make a file for {what}: {error.strerror}", where=str(folder), do=_do(error, elsewhere)
             ) from error
 
     @classmethod
-    def _nameless(cls, folder: Path, name: str) -> "DirectFile | None":
+    def _nameless(cls, folder: Path, name: str, elsewhere: str) -> "DirectFile | None":
         """One that never had a name; None where the system or the file system has no such files."""
         if not _O_TMPFILE:
             return None
@@ -104,13 +107,13 @@ class DirectFile:
             if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
                 return None
             raise
-        return cls(name, handle, f"/proc/self/fd/{handle}", os.O_RDWR)
+        return cls(name, handle, f"/proc/self/fd/{handle}", os.O_RDWR, elsewhere)
 
     @classmethod
-    def _unlinked(cls, folder: Path, name: str) -> "DirectFile":
+    def _unlinked(cls, folder: Path, name: str, elsewhere: str) -> "DirectFile":
         handle, path = tempfile.mkstemp(prefix=".irpar-", dir=folder)
         try:
-            return cls(name, handle, path, os.O_RDWR)
+            return cls(name, handle, path, os.O_RDWR, elsewhere)
         finally:
             os.unlink(path)
 
@@ -118,6 +121,10 @@ class DirectFile:
         """Let go of it."""
         self._closing()
         self._cached = self._direct = -1
+
+    def remedy(self, error: OSError) -> str:
+        """What to do about an error of the system."""
+        return _do(error, self._elsewhere)
 
     def size(self) -> int:
         """Its bytes."""
@@ -176,7 +183,7 @@ class DirectFile:
             raise StorageError(
                 f"cannot {what} {len(memory[0]):,} bytes at byte {position:,}: {error.strerror or error}",
                 where=self.name,
-                do=remedy(error),
+                do=self.remedy(error),
             ) from error
 
     def _short(self, what: str, position: int, least: int, count: int) -> StorageError:
@@ -186,6 +193,10 @@ class DirectFile:
             notes=(f"the file has {self.size():,} bytes",),
             do="it is cut short, or being changed: write it again" if what == "read" else "check the disk",
         )
+
+
+def _do(error: OSError, elsewhere: str) -> str:
+    return f"{remedy(error)}: {elsewhere}" if elsewhere else remedy(error)
 
 
 def _close(handles: list[int]) -> None:

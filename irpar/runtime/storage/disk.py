@@ -18,7 +18,6 @@ import numpy as np
 from irpar.ir import ExternalTensor, Tensor
 from irpar.ir.copying import write_tensor
 from irpar.runtime.errors import StorageError
-from irpar.system_errors import remedy
 
 from .direct_file import Array, DirectFile, aligned
 from .disk_array import DiskArray, offset_in_file, tensor_at
@@ -26,6 +25,8 @@ from .spill_file import SpillFile, behind_block, pieces
 
 OFFLOAD_PATH = "IRPAR_OFFLOAD_PATH"
 """The environment variable that names the folder of a run's files, whatever the program says."""
+ELSEWHERE = f"{OFFLOAD_PATH}=FOLDER for a run, or store{{path=FOLDER}} in the pipeline"
+"""How another folder is named."""
 REQUESTS = 4
 """How many are in flight."""
 PIECE_BYTES = 4 << 20
@@ -104,7 +105,7 @@ class Disk:
                 write_tensor(tensor, stream, extent.offset)
         except OSError as error:
             what = f"cannot write a weight of {tensor.nbytes:,} bytes: {error.strerror or error}"
-            raise StorageError(what, where=spilled.file.name, do=remedy(error)) from error
+            raise StorageError(what, where=spilled.file.name, do=spilled.file.remedy(error)) from error
         found = tensor_at(spilled.file, extent.offset, tensor)
         found.extent = extent
         return found
@@ -156,5 +157,5 @@ class Disk:
         with self._lock:
             file = self._spilled.get(rank)
             if file is None:
-                file = self._spilled[rank] = SpillFile(self._folder, f"what rank {rank} keeps on disk")
+                file = self._spilled[rank] = SpillFile(self._folder, f"what rank {rank} keeps on disk", ELSEWHERE)
             return file

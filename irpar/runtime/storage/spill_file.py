@@ -17,14 +17,15 @@ class SpillFile:
     Args:
         folder: where.
         what: what is written to it, as messages call it.
+        elsewhere: how the user names another folder.
 
     Attributes:
         file: that file.
         nbytes: how far it reaches.
     """
 
-    def __init__(self, folder: Path, what: str) -> None:
-        self.file = DirectFile.unlinked(folder, what)
+    def __init__(self, folder: Path, what: str, elsewhere: str = "") -> None:
+        self.file = DirectFile.unlinked(folder, what, elsewhere)
         self.nbytes = 0
         self._free: dict[int, deque[int]] = {}
         self._lock = threading.Lock()  # What is evicted, and what a copy thread writes.
