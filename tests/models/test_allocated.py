@@ -10,7 +10,7 @@ import pytest
 import irpar
 from irpar.ir import Node
 from irpar.models import FAMILIES, build
-from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, with_zero
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, with_recompute, with_zero
 from irpar.runtime.engines.arrays import Arrays
 from irpar.runtime.engines.operation import Environment
 from tests.models.test_partitioned_gradients import annotated
@@ -101,18 +101,27 @@ def test_a_step_allocates_what_was_planned(
     assert found <= rank["arena_bytes"] + part["weight_bytes"] + MOST_BEYOND
 
 
+ZERO = "zero{stage=3, threshold-kb=0}"
+IN_EACH = {"micro_batches": 2, "reduce_gradients": "micro-batch", "gather_parameters": "micro-batch"}
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "as annotated": (DEFAULT_PIPELINE, {}),
+    "zero": (with_zero(ZERO), {}),
+    "zero, micro-batches, recompute": (with_recompute("recompute{match=[*]}", ZERO), {"micro_batches": 2}),
+    "zero in each micro-batch, recompute": (with_recompute("recompute{match=[*]}", ZERO), IN_EACH),
+}
+"""Pipelines, and options of the step, by what they do."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("zero", [None, "zero{stage=3, threshold-kb=0}"])
-def test_ranks_of_a_process_allocate_what_was_planned(
-    zero: str | None, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_ranks_of_a_process_allocate_what_was_planned(way: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, mesh = irpar.load(build(family, preset="tiny", **LARGER[family])), {"dp": 2, "tp": 2}
     module.set_mesh(irpar.Mesh(mesh))
     annotated(module, family, mesh)
     loss = "cross_entropy" if family in CLASSES else "mse"
-    step = irpar.train_step(module, loss=loss, optimizer="adamw")
-    pipeline = DEFAULT_PIPELINE if zero is None else with_zero(zero)
+    pipeline, options = WAYS[way]
+    step = irpar.train_step(module, loss=loss, optimizer="adamw", **options)
     partition = irpar.partition(step, pipeline=pipeline)
     found = allocated(partition, batches(step, 3), Watch(monkeypatch))
     ranks, parts = partition.plan.ranks, partition.plan.parts
