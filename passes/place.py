@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from irpar.analysis.cost.device import node_seconds
@@ -11,7 +12,6 @@ from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.memory.liveness import peak, value_bytes
 from irpar.analysis.placement import Found, NoRoomError, PlacementGraph, solve
-from irpar.analysis.placement.graph import Assignment
 from irpar.analysis.placement.of_program import Program, of_program
 from irpar.analysis.placement.overlap import overlap
 from irpar.analysis.placement.pins import Pins
@@ -23,18 +23,11 @@ from irpar.ir import Graph, Module, Node
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import copied_bytes, copies_of
 from irpar.pass_manager import Pass, PassResult, format_pass
-from irpar.pass_manager.memory_limit import peak_bytes
+from irpar.pass_manager.memory_limit import LEAST_SECONDS, peak_bytes, search_within
 from irpar.sharding import IrparError
 from irpar.units import GIGABYTE, bytes_text, count_text, seconds_text
 
 __all__ = ["Place"]
-
-_MOST_TRIES = 4
-"""How often a limit is lowered where the program then holds more than its placement graph says."""
-_TRY_SHARE = 0.6
-"""Of the time that is left goes to each try but the last."""
-_LEAST_SECONDS = 0.2
-"""That a search gets, even where time has run out."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,7 @@ class Place(Pass):
         host: scopes, nodes, weights or inputs of the model that are on the host, or globs of them.
         device: the same on the device.
         rest: where the others are: auto, where the step takes least time; device.
-        limit_gb: what a device may hold, in GB.
+        limit_gb: what a device may hold, in GB; 0: what the module or the network says.
         overlap: whether copies begin early, and are waited for late.
         network: a preset or a network file's text that knows the host and the link to it; by default the module's.
         seconds: of search, for all programs together.
@@ -109,9 +102,15 @@ class Place(Pass):
         if not module.is_local:
             raise IrparError("place needs the local view", where=where, do="run it after localize")
         if not 0 <= self.limit_gb < math.inf:
-            raise IrparError("the limit of place is no size", where=where, do="give GB above 0: limit-gb=24")
+            raise IrparError(
+                f"place with limit-gb={self.limit_gb:g}",
+                where=where,
+                do="give a finite number of GB above 0, such as limit-gb=24, or 0, for all that the device has",
+            )
         if not 0 < self.seconds < math.inf:
-            raise IrparError("place needs time to search", where=where, do="give seconds above 0")
+            raise IrparError(
+                f"place with seconds={self.seconds:g}", where=where, do="give a finite number of seconds above 0"
+            )
         if any(True for graph in module.graphs for _ in copies_of(graph)):
             raise IrparError(
                 "the module has copies between memories already", where=where, do="run place once, before store"
@@ -158,7 +157,7 @@ class Place(Pass):
             found = known.get(pinned)
             if found is None:
                 now = time.monotonic()
-                until = now + max(_LEAST_SECONDS, (end - now) / (len(programs) - number))
+                until = now + max(LEAST_SECONDS, (end - now) / (len(programs) - number))
                 found = known[pinned] = _fitting(program, pinned, limit, until)
             placed.append((program, found))
         return placed
@@ -176,43 +175,35 @@ def _fitting(program: Program, pinned: PlacementGraph, limit: int | None, end: f
     Raises:
         NoRoomError: nothing fits, not even what holds least.
     """
-    tried, plain = limit, None
-    for number in range(_MOST_TRIES):
-        now = time.monotonic()
-        left = max(_LEAST_SECONDS, end - now)
+    if limit is None:
+        return solve(pinned)
+
+    def search(asked: int, seconds: float) -> tuple[Found, bool] | None:
         try:
-            found = solve(pinned, tried, seconds=left if number + 1 == _MOST_TRIES else left * _TRY_SHARE)
+            return solve(pinned, asked, seconds=seconds), True
         except NoRoomError:
-            if plain is None:
+            if asked == limit:
                 raise
-            break  # Nothing fits the lowered limit: that says nothing about the limit itself.
-        if limit is None or tried is None:
-            return found
-        held = _held_after(program, found)
-        if held <= limit:
-            return found
-        plain = found.plain
-        tried -= held - limit
-    assert limit is not None
-    assert plain is not None
-    return _smallest(program, pinned, limit, plain)
+            return None  # Nothing fits a lowered limit: that says nothing about the limit itself.
+
+    found, _ = search_within(limit, end, search, partial(_held_after, program))
+    return _smallest(program, pinned, limit) if found is None else found
 
 
-def _smallest(program: Program, pinned: PlacementGraph, limit: int, plain: Assignment) -> Found:
+def _smallest(program: Program, pinned: PlacementGraph, limit: int) -> Found:
     """What holds least, where the device has room for it by the liveness of the program.
 
     Args:
         program: it.
         pinned: its placement graph, with what is pinned.
         limit: bytes.
-        plain: the cheapest where there is no limit.
 
     Raises:
         NoRoomError: it has none.
     """
-    simulator = Simulator(pinned)
+    simulator, plain = Simulator(pinned), solve(pinned)
     smallest = simulator.smallest
-    found = Found(smallest, simulator.outcome(smallest), simulator.outcome(plain).cost, plain, "least memory")
+    found = Found(smallest, simulator.outcome(smallest), plain.bound, plain.plain, "least memory")
     held = _held_after(program, found)
     if held > limit:
         raise NoRoomError(limit, held)

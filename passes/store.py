@@ -9,7 +9,7 @@ from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.layers.find import holder_in
 from irpar.analysis.memory.liveness import peak
 from irpar.analysis.recompute.costs import Costs
-from irpar.analysis.storage.auto import SECONDS, solve
+from irpar.analysis.storage.auto import SECONDS, Found, solve
 from irpar.analysis.storage.bodies import BodyMoves, LoopBody, let_bodies_make, loop_bodies, places_of, without_bodies
 from irpar.analysis.storage.gaps import Gaps, Room
 from irpar.analysis.storage.items import Item, items_of
@@ -23,13 +23,18 @@ from irpar.ir import Graph, Memory, Module, Value
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
-from irpar.pass_manager.memory_limit import peak_bytes
+from irpar.pass_manager.memory_limit import peak_bytes, search_within
 from irpar.sharding import IrparError
 from irpar.units import GIGABYTE, bytes_text, gigabytes_option, seconds_text
 
 Where = Literal["device", "host", "disk", "auto"]
-_MOST_TRIES = 4
-"""How often a limit is lowered where a program then holds more than was thought."""
+
+
+_ZERO = {
+    **dict.fromkeys(("host_gb", "disk_gb"), "; 0, or nothing, is no bound"),
+    "limit_gb": "; 0, or nothing, is what the module or the network says, where something is auto",
+}
+"""What an option of 0 means, where that is not what its number says."""
 
 
 class StoreError(IrparError):
@@ -101,7 +106,8 @@ class Store(Pass):
         auto: those of the three that are not said are auto.
         prefetch: steps before their use that things begin to come; 0: when they are read, and everything waits.
         pin_gb: GB of weights that stay on the device all the same.
-        limit_gb: GB that a rank may hold on its device; later passes keep to it.
+        limit_gb: GB that a rank may hold on its device; later passes keep to it. 0: where something is auto, what the
+            module or the network says; else any number.
         host_gb, disk_gb: GB that may lie there, of a rank; 0: any number.
         path: the folder where a run makes files for what it writes; empty: where the system has temporary ones.
         threshold_kb: what is smaller, in kB, stays on the device.
@@ -177,7 +183,7 @@ class Store(Pass):
         for name in ("prefetch", "pin_gb", "limit_gb", "host_gb", "disk_gb", "threshold_kb", "seconds"):
             if not 0 <= getattr(self, name) < float("inf"):
                 option = name.replace("_", "-")
-                do = "give a number of 0 or more"
+                do = f"give a finite number of 0 or more{_ZERO.get(name, '')}"
                 raise IrparError(f"store with {option}={getattr(self, name):g}", where=where, do=do)
         if self._is_auto and self.pin_gb:
             raise IrparError(
@@ -265,21 +271,22 @@ class Store(Pass):
                 if _held_after(graph, steps, moves) <= limit:
                     write_moves(graph, steps, moves)
                     return Written(moves, same.timeline, tuple(inside), alike)
-        tried, least = limit, before
-        for _ in range(_MOST_TRIES):
-            left = max(0.0, end - time.monotonic())
-            found = solve(graph, items, steps, seconds, rates, self._room(tried), left)
-            held = _held_after(graph, steps, found.moves)
-            if held <= limit:
-                written = Written(found.moves, _with_bodies(found.timeline, inside), tuple(inside), alike)
-                self._check_room(written)
-                write_moves(graph, steps, found.moves)
-                return written
-            least = min(least, held)
-            if not found.fits:
-                break
-            tried -= held - limit
-        raise self._too_much(least, limit, "let more kinds of things move, or recompute or shard")
+
+        def search(asked: int, left: float) -> tuple[Found, bool]:
+            solved = solve(graph, items, steps, seconds, rates, self._room(asked), left)
+            return solved, solved.fits
+
+        def held_by(found: Found) -> int:
+            return _held_after(graph, steps, found.moves)
+
+        tried = search_within(limit, end, search, held_by)
+        found, least = tried
+        if found is None:
+            raise self._too_much(min(least, before), limit, "let more kinds of things move, or recompute or shard")
+        written = Written(found.moves, _with_bodies(found.timeline, inside), tuple(inside), alike)
+        self._check_room(written)
+        write_moves(graph, steps, found.moves)
+        return written
 
     def _in_bodies_found(self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float) -> list[BodyMoves]:
         """Find and write what moves in bodies of loops, while which there would be too much whatever else moves."""

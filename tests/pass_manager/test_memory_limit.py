@@ -1,5 +1,7 @@
 """Passes that only make programs faster keep to the memory limit of the module."""
 
+import time
+
 import pytest
 
 from irpar.ir import Module, clone_module
@@ -7,7 +9,7 @@ from irpar.ir.compare import same_module
 from irpar.ir.text.files import parse_module, print_module
 from irpar.ir.text.lexer import TextError
 from irpar.pass_manager import PassManager
-from irpar.pass_manager.memory_limit import peak_bytes
+from irpar.pass_manager.memory_limit import MOST_TRIES, peak_bytes, search_within
 from irpar.passes.fuse_communication.limit import within_limit
 from irpar.passes.fuse_communication.transfers import Bucket
 
@@ -156,3 +158,36 @@ def test_the_text_form_has_the_limit():
 def test_a_limit_is_a_number_of_bytes(wrong):
     with pytest.raises(TextError, match="bytes that a rank may hold"):
         parse_module(SENT_TWICE % f", memory_limit={wrong}")
+
+
+# -- searches ----------------------------------------------------------------------------------------------------------
+
+
+def searched(limit: int, more: int, fits_from: int = 0, finds_from: int = 0) -> tuple[int | None, int, list[int]]:
+    """A search whose programs hold more than it thinks: what it found, what was held, and for which limits."""
+    asked: list[int] = []
+
+    def search(limit: int, seconds: float) -> tuple[int, bool] | None:
+        assert 0 < seconds <= 60
+        asked.append(limit)
+        return (max(limit, fits_from), limit >= fits_from) if limit >= finds_from else None
+
+    found, held = search_within(limit, time.monotonic() + 60, search, lambda found: found + more)
+    return found, held, asked
+
+
+def test_a_limit_is_lowered_by_what_is_held_too_much():
+    assert searched(100, 0) == (100, 100, [100])
+    assert searched(100, 7) == (93, 100, [100, 93])
+
+
+def test_what_does_not_fit_is_not_searched_for_less():
+    assert searched(100, 7, fits_from=97) == (None, 104, [100, 93])
+    assert searched(100, 7, finds_from=97) == (None, 107, [100, 93])
+    assert searched(100, 7, finds_from=101) == (None, 0, [100])
+
+
+def test_lower_limits_end_somewhere():
+    held = iter(range(200, 100, -1))
+    found, least = search_within(100, time.monotonic(), lambda asked, _: (asked, True), lambda _: next(held))
+    assert (found, least) == (None, 200 - MOST_TRIES + 1)

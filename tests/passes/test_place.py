@@ -269,6 +269,21 @@ def test_what_holds_least_is_tried_where_nothing_fits_a_lowered_limit(
     assert "give a limit of at least 1,200,000,000 bytes" in told
 
 
+@pytest.mark.parametrize(
+    ("options", "what", "remedy"),
+    [
+        ("limit-gb=inf", "place with limit-gb=inf", "give a finite number of GB above 0"),
+        ("limit-gb=-1", "place with limit-gb=-1", "0, for all that the device has"),
+        ("seconds=0", "place with seconds=0", "give a finite number of seconds above 0"),
+        ("seconds=inf", "place with seconds=inf", "give a finite number of seconds above 0"),
+    ],
+)
+def test_numbers_that_are_none(options: str, what: str, remedy: str) -> None:
+    told = _refused(f"place{{{options}}}")
+    assert what in told
+    assert remedy in told
+
+
 def test_a_network_that_knows_no_host() -> None:
     told = _refused("place{network=cpu-ethernet}")
     assert "says nothing of host and host_link" in told

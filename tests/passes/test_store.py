@@ -331,6 +331,8 @@ def test_what_fits_stays() -> None:
         ("", "store has nothing to move"),
         ("weights=host, prefetch=-1", "prefetch=-1"),
         ("weights=host, threshold-kb=-1", "threshold-kb=-1"),
+        ("weights=host, limit-gb=inf", r"limit-gb=inf(.|\n)*give a finite number of 0 or more; 0, or nothing, is what"),
+        ("weights=host, host-gb=inf", r"host-gb=inf(.|\n)*0, or nothing, is no bound"),
         ("auto=true, pin-gb=1, limit-gb=1", "store with pin-gb and auto"),
         ("auto=true", "store with auto needs a limit"),
         ("weights=host, prefetch=0, threshold-kb=0, limit-gb=1e-8", r"a rank holds \d+ bytes .* the limit is 10"),
