@@ -1,5 +1,6 @@
 """Tables about a plan: what a partition costs, what it sends and why, what stays replicated."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,8 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from irpar.ir import dtype_of_text
+from irpar.sharding import Mesh, Sharding, ceil_shape
 from irpar.tables.display import ROWS, shortened, table
 from irpar.units import bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text
 
@@ -175,7 +178,7 @@ def cost_table(plan: "Plan") -> Any:
         ("computation", whole.get("flops"), plan.totals["flops_per_rank"], flops_text),
     ]
     if state is not None:
-        rows.insert(0, ("state", state, max(_state_bytes(plan, rank) for rank in plan.ranks), bytes_text))
+        rows.insert(0, ("state", state, _state_bytes(plan), bytes_text))
     if plan.training is None:  # Of a step the parameters are state; what is constant tells nothing of its size.
         rows.insert(0, ("weights", whole.get("weight_bytes"), max(p["weight_bytes"] for p in plan.parts), bytes_text))
     for name, field in (("on the host", "host_bytes"), ("on disk", "disk_bytes")):
@@ -190,10 +193,18 @@ def cost_table(plan: "Plan") -> Any:
     return made
 
 
-def _state_bytes(plan: "Plan", rank: Mapping[str, Any]) -> int:
-    """What a rank keeps from run to run: parameters that are state, what an optimizer keeps of them, caches."""
-    kept = sum(rank["memory"][use] for use in ("parameters", "optimizer", "buffers"))
-    return max(0, int(kept - plan.parts[rank["part"]]["weight_bytes"]))
+def _state_bytes(plan: "Plan") -> int:
+    """What the rank that has most of it keeps on its device from run to run: parameters, optimizer state, caches."""
+    return sum(_most_bytes(entry, plan.mesh_of_ranks) for entry in plan.state if entry["memory"] == "device")
+
+
+def _most_bytes(entry: Mapping[str, Any], mesh: Mesh) -> int:
+    """Bytes of the largest block of a tensor; 0 where its size is not known."""
+    dtype, shape = dtype_of_text(entry["dtype"]), entry["shape"]
+    if dtype is None or not all(isinstance(size, int) for size in shape):
+        return 0
+    spec = entry["sharding"]
+    return dtype.nbytes(math.prod(shape if spec is None else ceil_shape(Sharding.of_spec(mesh, spec), shape)))
 
 
 def print_collectives(console: Console, plan: "Plan", more: str) -> None:

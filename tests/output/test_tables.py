@@ -1,12 +1,15 @@
 """Tables about a plan: what is alike in all layers is one line."""
 
+import numpy as np
 import pytest
 
 import irpar
 from irpar.advice.inspection_tables import print_inspection
 from irpar.ir.text.files import parse_module
 from irpar.output.tables import merged, pattern, print_summary
+from irpar.pass_manager.default_pipeline import with_zero
 from irpar.tables.display import output
+from tests.training.programs import with_weights
 
 
 @pytest.mark.parametrize("name", ["h.{}.fc1.weight", "b{}.fc1.weight", "block{}/fc1.weight", "l_{}x.fc1.weight", "{}"])
@@ -48,3 +51,23 @@ def test_names_of_exporters_make_no_long_lines(capsys: pytest.CaptureFixture[str
     assert "…" in printed
     assert "sums over tp" in printed
     assert max(map(len, printed.splitlines())) < 400
+
+
+@pytest.mark.parametrize(("stage", "held"), [(0, 512), (1, 384), (3, 256)])
+def test_state_is_what_a_rank_keeps_whatever_lies_beside_it(
+    stage: int, held: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two weights of 128 bytes, each with its moment; what a loop adds up and gathers is none of it."""
+    text = """
+        graph @g(%x: f32[4, 8], %w: f32[8, 4] from "w", %u: f32[4, 8] from "u") -> (%y) opset 21 {
+          %h = MatMul(%x, %w) : f32[4, 4]
+          %y = MatMul(%h, %u) : f32[4, 8]
+        }"""
+    module = with_weights(text, w=np.ones((8, 4)), u=np.ones((4, 8)))
+    step = irpar.train_step(module, loss="mse", optimizer="momentum", micro_batches=2)
+    for name in ("x", "target"):
+        step.shard(name, [None, ["dp"], None])
+    zero = with_zero(f"zero{{stage={stage}, threshold-kb=0}}") if stage else None
+    print_summary(output(), irpar.partition(step, "dp=2", pipeline=zero).plan, "irpar explain OUT")
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert rows["state"][:4] == ["512", "B", str(held), "B"]
