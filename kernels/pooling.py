@@ -1,21 +1,50 @@
 """Pools over sliding windows, over whole feature maps, and the inverse of MaxPool."""
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from . import blocks
-from .operands import contiguous_result, in_compute_dtype, mean_over, narrow, one_of, to_ints, widen, written
+from .operands import (
+    compute_dtype,
+    contiguous_result,
+    in_compute_dtype,
+    mean_over,
+    narrow,
+    one_of,
+    to_ints,
+    widen,
+    written,
+)
 from .reduction import identity_of
-from .registry import Array, ArrayModule, HostArray, kernel
+from .registry import Array, ArrayModule, HostArray, Shaped, kernel
+from .scratch import SCRATCH, pieces_bytes
 from .windows import Windows
 
 Ints = tuple[int, ...]
 
 
-@kernel("AveragePool", since=7)
-@in_compute_dtype
+def _scratch_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For padding around the operand, what windows cover, and the operand and the sums as they are computed."""
+    x, y = operands[0], results[0]
+    if x is None:
+        return 0
+    names = ("strides", "dilations", "pads")
+    given: dict[str, Any] = {name: attributes.get(name) for name in names}
+    given |= {"auto_pad": attributes.get("auto_pad", "NOTSET"), "ceil_mode": bool(attributes.get("ceil_mode", 0))}
+    windows = Windows.over(x.shape[2:], tuple(attributes["kernel_shape"]), **given)
+    kind, sizes = compute_dtype(x.dtype), [math.prod(windows.counts)]
+    if windows.is_padded:
+        sizes.append(math.prod((*x.shape[:2], *windows.padded(x.shape[2:]))))
+    if kind != x.dtype:
+        sizes += [x.elements, y.elements]
+    return pieces_bytes([(size,) for size in sizes], kind.itemsize)
+
+
+@kernel("AveragePool", since=7, scratch=_scratch_bytes)
 def average_pool(
     xp: ArrayModule,
     x: Array,
@@ -27,6 +56,7 @@ def average_pool(
     dilations: Ints | None = None,
     pads: Ints | None = None,
     strides: Ints | None = None,
+    out: Array | None = None,
 ) -> Array:
     """Mean of each window; padding counts as elements only with `count_include_pad`."""
     windows = Windows.over(
@@ -38,19 +68,50 @@ def average_pool(
         auto_pad=auto_pad,
         ceil_mode=bool(ceil_mode),
     )
-    sums = windows.view(xp, x, 0).sum(axis=windows.kernel_axes)
-    return sums / _covered(xp, x, windows, bool(count_include_pad)).astype(x.dtype)
+    if xp.__name__ != "numpy":
+        wide = widen(x)
+        sums = windows.view(xp, wide, 0).sum(axis=windows.kernel_axes)
+        return narrow(sums / _covered(xp, wide, windows, bool(count_include_pad)), x.dtype)
+    y = contiguous_result(out, (*x.shape[:2], *windows.counts), x.dtype)
+    wide = _in_scratch("wide", x, compute_dtype(x.dtype))
+    sums = y if y.dtype == wide.dtype else SCRATCH.array("sums", y.shape, wide.dtype)
+    np.sum(windows.over_padded(_padded(wide, windows)), axis=windows.kernel_axes, out=sums)
+    np.divide(sums, _covered(xp, wide, windows, bool(count_include_pad)), out=sums)
+    if sums is not y:
+        np.copyto(y, sums, casting="unsafe")
+    return y
+
+
+def _in_scratch(purpose: str, x: Array, dtype: "np.dtype[Any]") -> Array:
+    """An array in a dtype: itself, or a copy in `SCRATCH`."""
+    if x.dtype == dtype:
+        return x
+    found = SCRATCH.array(purpose, x.shape, dtype)
+    np.copyto(found, x, casting="unsafe")
+    return found
+
+
+def _padded(x: Array, windows: Windows) -> Array:
+    """An array with zeros around, in `SCRATCH`; itself where there are none."""
+    if not windows.is_padded:
+        return x
+    shape = (*x.shape[:2], *windows.padded(x.shape[2:]))
+    return windows.with_pads(np, x, 0, SCRATCH.array("padded", shape, x.dtype))
 
 
 def _covered(xp: ArrayModule, x: Array, windows: Windows, count_padding: bool) -> Array:
-    """How many elements each window counts; what only `ceil_mode` added never counts."""
-    spatial = x.shape[2:]
-    if not count_padding:
-        return windows.view(xp, xp.ones((1, 1, *spatial), dtype=np.int64), 0).sum(axis=windows.kernel_axes)
-    padded = tuple(n + sum(pair) for n, pair in zip(spatial, windows.pads, strict=True))
-    no_pads = ((0, 0),) * len(spatial)
-    bare = Windows(windows.kernel, windows.strides, windows.dilations, no_pads, windows.extra, windows.counts)
-    return bare.view(xp, xp.ones((1, 1, *padded), dtype=np.int64), 0).sum(axis=windows.kernel_axes)
+    """How many elements each window counts, in the dtype of x; what only `ceil_mode` added never counts."""
+    shape = (1, 1, *windows.counts)
+    covered = SCRATCH.array("covered", shape, x.dtype) if xp.__name__ == "numpy" else xp.empty(shape, x.dtype)
+    covered.fill(1)
+    for axis, size in enumerate(x.shape[2:]):
+        along = windows.along(axis)
+        if count_padding:
+            size += sum(along.pads[0])
+            along = replace(along, pads=((0, 0),))
+        counts = along.view(xp, xp.ones((1, 1, size), np.int64), 0).sum(axis=along.kernel_axes)
+        covered *= counts.reshape((-1,) + (1,) * (x.ndim - 3 - axis)).astype(x.dtype)
+    return covered
 
 
 @kernel("MaxPool", since=1)

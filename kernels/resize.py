@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from .operands import is_integer, narrow, normalize_axes, one_of, to_ints, widen, written
+from .operands import compute_dtype, contiguous_result, is_integer, narrow, normalize_axes, one_of, to_ints, written
 from .registry import Array, ArrayModule, HostArray, Shaped, kernel
 from .scratch import SCRATCH, pieces_bytes
 
@@ -120,19 +121,28 @@ class Filter:
         return xp.where(t <= 1, near, xp.where(t < 2, far, 0))
 
 
-def _resize_axis(xp: ArrayModule, x: Array, dim: int, places: Array, weights: Array, out: Array | None = None) -> Array:
-    column = (-1,) + (1,) * (x.ndim - 1 - dim)
+def _resize_axis(
+    xp: ArrayModule, x: Array, dim: int, places: Array, weights: Array, out: Array | None, term: Array | None
+) -> Array:
+    """Along one axis the sum of neighbours by their weights, in `out`; `term` has its shape, for all but the first."""
     if places.shape[1] == 1:
-        shape = (*x.shape[:dim], len(places), *x.shape[dim + 1 :])
-        into = out if out is not None and out.shape == shape and out.dtype == x.dtype else None
-        # NumPy writes to `out` as it goes where it need not refuse a place; there is none outside.
-        return xp.take(x, places[:, 0], axis=dim, out=into, **({"mode": "clip"} if xp.__name__ == "numpy" else {}))
+        return _taken(xp, x, dim, places[:, 0], out)
+    column = (-1,) + (1,) * (x.ndim - 1 - dim)
     result = None
     for tap in range(places.shape[1]):
-        weight = weights[:, tap].astype(x.dtype).reshape(column)
-        term = xp.take(x, places[:, tap], axis=dim) * weight
-        result = term if result is None else result + term
+        each = _taken(xp, x, dim, places[:, tap], out if result is None else term)
+        each *= weights[:, tap].astype(x.dtype).reshape(column)
+        if result is None:
+            result = each
+        else:
+            result += each
     return result
+
+
+def _taken(xp: ArrayModule, x: Array, dim: int, places: Array, out: Array | None) -> Array:
+    """Elements of some places along an axis, in `out`."""
+    # NumPy writes to `out` as it goes where it need not refuse a place; there is none outside.
+    return xp.take(x, places, axis=dim, out=out, **({"mode": "clip"} if xp.__name__ == "numpy" else {}))
 
 
 def _sizes_by_policy(lengths: Ints, sizes: Ints, policy: str) -> tuple[Ints, list[float]]:
@@ -145,22 +155,31 @@ def _sizes_by_policy(lengths: Ints, sizes: Ints, policy: str) -> tuple[Ints, lis
     return tuple(math.floor(scale * length + 0.5) for length in lengths), [scale] * len(lengths)
 
 
-def _partly_resized(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
-    """What `nearest` takes of `SCRATCH` between the axes, of which each may be resized."""
-    x, y = operands[0], results[0]
-    if x is None or attributes.get("mode", "nearest") != "nearest":
+def _computed(dtype: "np.dtype[Any]", mode: str) -> "np.dtype[Any]":
+    """The dtype that sums of neighbours are computed in; the nearest of elements stay what they are."""
+    if mode == "nearest":
+        return dtype
+    return np.dtype(np.float64) if is_integer(dtype) else compute_dtype(dtype)
+
+
+def _scratch_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For the operand as it is computed, what lies between the axes, and one neighbour of each element on the way."""
+    x, y, mode = operands[0], results[0], attributes.get("mode", "nearest")
+    if x is None:
         return 0
-    axes = attributes.get("axes")
-    dims = normalize_axes(range(len(x.shape)) if axes is None else axes, len(x.shape))
+    kind, axes = _computed(x.dtype, mode), attributes.get("axes")
     shape, sizes = list(x.shape), []
-    for dim in dims:
+    for dim in normalize_axes(range(len(x.shape)) if axes is None else axes, len(x.shape)):
         if shape[dim] != y.shape[dim]:
             shape[dim] = y.shape[dim]
             sizes.append(math.prod(shape))
-    return pieces_bytes([(size,) for size in sizes[:-1]], x.dtype.itemsize)
+    pieces = sizes[:-1] if kind == x.dtype else [x.elements, *sizes]
+    if mode != "nearest":
+        pieces.append(max(sizes, default=0))
+    return pieces_bytes([(size,) for size in pieces], kind.itemsize)
 
 
-@kernel("Resize", since=11, scratch=_partly_resized)
+@kernel("Resize", since=11, scratch=_scratch_bytes)
 def resize(
     xp: ArrayModule,
     x: Array,
@@ -191,31 +210,95 @@ def resize(
         return written(xp, x.copy(), out)
     interpolation = Filter(mode, nearest_mode, cubic_coeff_a, bool(antialias), bool(exclude_outside))
 
-    result = x if mode == "nearest" else x.astype(np.float64) if is_integer(x.dtype) else widen(x)
-    outside = []
-    between = [dim for dim, axis in zip(dims, axes_of, strict=True) if axis.length != axis.resized][:-1]
     # Of a crop too, as ONNX Runtime has it.
     changed = [
         each for each in zip(dims, axes_of, strict=True) if each[1].length != each[1].resized or each[1].scale != 1
     ]
+    shapes = [x.shape]
+    for dim, axis in changed:
+        shapes.append((*shapes[-1][:dim], axis.resized, *shapes[-1][dim + 1 :]))
+    rooms = _Rooms(xp, x, _computed(x.dtype, mode), shapes, out)
+    result, outside = rooms.operand(), []
     for number, (dim, axis) in enumerate(changed):
         coordinates = axis.coordinates(xp, coordinate_transformation_mode, coordinate_dtype(mode, x.dtype))
-        into = out if number == len(changed) - 1 and not crop else None
-        if mode == "nearest" and dim in between and xp.__name__ == "numpy":
-            shape = (*result.shape[:dim], axis.resized, *result.shape[dim + 1 :])
-            into = SCRATCH.array(f"resized along {dim}", shape, x.dtype)
-        result = _resize_axis(xp, result, dim, *interpolation.taps(xp, coordinates, axis), into)
+        places, weights = interpolation.taps(xp, coordinates, axis)
+        term = rooms.term(number) if places.shape[1] > 1 else None
+        result = _resize_axis(xp, result, dim, places, weights, rooms.result(number), term)
         if crop:
             beyond = (coordinates < 0) | (coordinates > axis.length - 1)
             outside.append(beyond.reshape((-1,) + (1,) * (x.ndim - 1 - dim)))
     for beyond in outside:
-        result = xp.where(beyond, result.dtype.type(extrapolation_value), result)
+        result = _filled(xp, result, beyond, extrapolation_value)
     if is_integer(x.dtype) and mode != "nearest":
         limits = np.iinfo(x.dtype)
         # ONNX Runtime leaves fractions away, but for those of an antialiasing filter.
-        whole = xp.rint(result) if antialias else xp.trunc(xp.round(result, 5))
-        result = xp.clip(whole, limits.min, limits.max)
-    return written(xp, x.copy() if result is x else narrow(result, x.dtype), out)
+        whole = xp.rint(result, out=result) if antialias else xp.trunc(xp.round(result, 5, out=result), out=result)
+        xp.clip(whole, limits.min, limits.max, out=result)
+    return rooms.narrowed(result)
+
+
+def _filled(xp: ArrayModule, x: Array, places: Array, value: float) -> Array:
+    """An array with a number at some places, on NumPy written over it."""
+    if xp.__name__ != "numpy":
+        return xp.where(places, x.dtype.type(value), x)
+    np.copyto(x, x.dtype.type(value), where=places)
+    return x
+
+
+class _Rooms:
+    """Where what is computed between an operand and its result lies: on NumPy in `SCRATCH`, the last of it in `out`.
+
+    Args:
+        xp: the array module.
+        x: the operand.
+        kind: the dtype that is computed in.
+        shapes: of the operand, and of what each axis in turn makes of it; the last is the result's.
+        out: where the result goes, or None.
+    """
+
+    def __init__(
+        self, xp: ArrayModule, x: Array, kind: "np.dtype[Any]", shapes: Sequence[Ints], out: Array | None
+    ) -> None:
+        self._x, self._kind, self._shapes = x, kind, shapes
+        self._is_on_host = xp.__name__ == "numpy"
+        fits = out is not None and out.shape == shapes[-1] and out.dtype == x.dtype
+        self._y = contiguous_result(out, shapes[-1], x.dtype) if self._is_on_host else out if fits else None
+        # An axis may keep its size and be taken from other places, which nobody foresees.
+        self._resized = [number for number, pair in enumerate(pairwise(shapes)) if pair[0] != pair[1]]
+        self._between = self._resized[:-1] if kind == x.dtype else self._resized
+        self._most = max((math.prod(shapes[number + 1]) for number in self._resized), default=0)
+
+    def operand(self) -> Array:
+        """The operand in the dtype that is computed in."""
+        if self._kind == self._x.dtype or not self._is_on_host:
+            return self._x.astype(self._kind, copy=False)
+        wide = SCRATCH.array("wide", self._x.shape, self._kind)
+        np.copyto(wide, self._x, casting="unsafe")
+        return wide
+
+    def result(self, number: int) -> Array | None:
+        """For what one axis more makes of it."""
+        is_last = number + 2 == len(self._shapes)
+        if is_last and self._kind == self._x.dtype:
+            return self._y
+        if not self._is_on_host or number not in self._between:
+            return None
+        return SCRATCH.array(f"resized {number}", self._shapes[number + 1], self._kind)
+
+    def term(self, number: int) -> Array | None:
+        """For one neighbour of each of these elements."""
+        if not self._is_on_host or number not in self._resized:
+            return None
+        shape = self._shapes[number + 1]
+        return SCRATCH.array("term", (self._most,), self._kind)[: math.prod(shape)].reshape(shape)
+
+    def narrowed(self, result: Array) -> Array:
+        """The result in the operand's dtype."""
+        if not self._is_on_host:
+            return narrow(result, self._x.dtype)
+        if result is not self._y:
+            np.copyto(self._y, result, casting="unsafe")
+        return self._y
 
 
 def _regions(roi: Array | None, count: int) -> list[tuple[float, float]]:
@@ -257,7 +340,7 @@ def plan(
     return [Axis(n, m, ratio, region) for n, m, ratio, region in zip(lengths, resized, ratios, taken, strict=True)]
 
 
-@kernel("Upsample", since=9, scratch=_partly_resized)
+@kernel("Upsample", since=9, scratch=_scratch_bytes)
 def upsample(xp: ArrayModule, x: Array, scales: HostArray, *, mode: str = "nearest", out: Array | None = None) -> Array:
     """Resample by scales, in the way of the operator that Resize replaced."""
     asked: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

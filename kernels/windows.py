@@ -72,11 +72,21 @@ class Windows:
         """The spatial dims with their padding."""
         return tuple(n + sum(pair) + more for n, pair, more in zip(spatial, self.pads, self.extra, strict=True))
 
-    def with_pads(self, xp: ArrayModule, x: Array, fill: object) -> Array:
-        """x with its padding around; itself where there is none."""
+    @property
+    def is_padded(self) -> bool:
+        """Whether there is anything around an operand, or cut off it."""
+        return any(map(any, self.pads)) or any(self.extra)
+
+    def along(self, axis: int) -> "Windows":
+        """The windows along one spatial dim alone."""
+        fields = (self.kernel, self.strides, self.dilations, self.pads, self.extra, self.counts)
+        return Windows(*((field[axis],) for field in fields))  # type: ignore[arg-type]
+
+    def with_pads(self, xp: ArrayModule, x: Array, fill: object, out: Array | None = None) -> Array:
+        """x with its padding around, in `out` where that fits; itself where there is none."""
         pads = [(0, 0), (0, 0)]
         pads += [(before, after + more) for (before, after), more in zip(self.pads, self.extra, strict=True)]
-        return pad_array(xp, x, pads, "constant", fill) if any(map(any, pads)) else x
+        return pad_array(xp, x, pads, "constant", fill, out) if self.is_padded else x
 
     def over_padded(self, x: Array, xp: ArrayModule = np) -> Array:
         """All windows of an operand that has its padding, as `view` gives them."""
