@@ -8,6 +8,7 @@ from .elementwise import erf_of
 from .operands import check_same_dtype, fitting, narrow, one_of, widen, written
 from .pieces import elementwise
 from .registry import Array, ArrayModule, kernel
+from .temporaries import arrays_like
 
 
 def sigmoid_of(xp: ArrayModule, x: Array) -> Array:
@@ -59,7 +60,7 @@ def swish(xp: ArrayModule, x: Array, *, alpha: float = 1.0) -> Array:
     return x * sigmoid_of(xp, alpha * x)
 
 
-@kernel("SwiGLU", since=28)
+@kernel("SwiGLU", since=28, temporaries=arrays_like(2.5, 0))
 def swiglu(xp: ArrayModule, gate: Array, linear: Array, *, alpha: float = 1.0, out: Array | None = None) -> Array:
     """swish(gate) * linear; both operands have one shape."""
     check_same_dtype(gate, linear)
@@ -76,7 +77,7 @@ def leaky_relu(xp: ArrayModule, x: Array, *, alpha: float = 0.01) -> Array:
     return xp.where(x < 0, alpha * x, x)
 
 
-@kernel("PRelu", since=7)
+@kernel("PRelu", since=7, temporaries=arrays_like(2.5, 0))
 def prelu(xp: ArrayModule, x: Array, slope: Array, *, out: Array | None = None) -> Array:
     """x where positive, else slope * x; the slope broadcasts to x."""
     check_same_dtype(x, slope)

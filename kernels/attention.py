@@ -1,13 +1,15 @@
 """Attention and RotaryEmbedding (opset 23 and later). Scores of fp16 and bf16 operands are computed in float32."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .gemm import product
 from .operands import check_same_dtype, compute_dtype, dtype_of, is_float, narrow, one_of, widen
-from .registry import Array, ArrayModule, kernel
+from .registry import Array, ArrayModule, Shaped, kernel
+from .temporaries import arrays_like
 
 
 def _by_heads(x: Array, heads: int | None, attribute: str) -> Array:
@@ -108,7 +110,21 @@ def _weighted_values(xp: ArrayModule, weights: Array, v: Array, dtype: "np.dtype
     return y.reshape(batch, heads, queries, v.shape[3])
 
 
-@kernel("Attention", since=23)
+def _temporary_bytes(
+    operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]
+) -> int:
+    """For scores at each stage of the way to their softmax, and operands as they are multiplied."""
+    q, k, v, *more = operands
+    if q is None or k is None or v is None:
+        return 0
+    past = more[1].shape[2] if len(more) > 1 and more[1] is not None else 0
+    heads = q.shape[1] if len(q.shape) == 4 else int(attributes["q_num_heads"])
+    scores = q.shape[0] * heads * q.shape[-2] * (k.shape[-2] + past)
+    multiplied = sum(one.elements for one in (q, k, v) if one is not None) + results[0].elements
+    return (6 * scores + 2 * multiplied) * compute_dtype(q.dtype).itemsize
+
+
+@kernel("Attention", since=23, temporaries=_temporary_bytes)
 def attention(
     xp: ArrayModule,
     q: Array,
@@ -160,7 +176,7 @@ def attention(
     return y, keys, values, narrow(stages[qk_matmul_output_mode], q.dtype)
 
 
-@kernel("RotaryEmbedding", since=23)
+@kernel("RotaryEmbedding", since=23, temporaries=arrays_like(4, 0))
 def rotary_embedding(
     xp: ArrayModule,
     x: Array,

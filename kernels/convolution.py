@@ -175,7 +175,20 @@ def _less(x: Array, zero_point: Array | None, rank: int) -> Array:
     return x.astype(np.int32) - (offset.reshape((-1,) + (1,) * (rank - 1)) if offset.ndim else offset)
 
 
-@kernel("ConvInteger", since=10)
+def _integers_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For operands less their zero points, as floats too, their convolution, and its steps to a quantized result."""
+    known = [one for one in operands if one is not None and len(one.shape) > 2]
+    x, weight = known[0], known[1]
+    names = ("strides", "dilations", "pads")
+    given: dict[str, Any] = {name: attributes.get(name) for name in names}
+    windows = Windows.over(x.shape[2:], weight.shape[2:], auto_pad=attributes.get("auto_pad", "NOTSET"), **given)
+    padded = math.prod((*x.shape[:2], *windows.padded(x.shape[2:])))
+    group, itemsize = int(attributes.get("group", 1)), np.dtype(np.float64).itemsize
+    columns = columns_bytes(x.shape, weight.shape, group, windows, itemsize)
+    return columns + 2 * itemsize * (padded + weight.elements) + 6 * itemsize * results[0].elements
+
+
+@kernel("ConvInteger", since=10, temporaries=_integers_bytes)
 def conv_integer(
     xp: ArrayModule,
     x: Array,
@@ -199,7 +212,7 @@ def conv_integer(
     return _convolved_integers(xp, _less(x, scalar, x.ndim), _less(weight, weight_zero_point, x.ndim), group, windows)
 
 
-@kernel("QLinearConv", since=10)
+@kernel("QLinearConv", since=10, temporaries=_integers_bytes)
 def q_linear_conv(
     xp: ArrayModule,
     x: Array,

@@ -20,6 +20,7 @@ from .operands import (
 )
 from .pieces import elementwise
 from .registry import Array, ArrayModule, kernel, register
+from .temporaries import arrays_like
 
 # ONNX name -> (since, name in the array module). The result has the operand's dtype.
 _UNARY = {
@@ -144,7 +145,7 @@ def _combined(xp: ArrayModule, name: str, operands: Sequence[Array]) -> Array:
     return functools.reduce(getattr(xp, name), operands)
 
 
-@kernel("Sum", since=8)
+@kernel("Sum", since=8, temporaries=arrays_like(0, results=2))
 def sum_(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     """Sum of any number of operands."""
     check_same_dtype(*operands)
@@ -152,7 +153,7 @@ def sum_(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     return written(xp, narrow(total, operands[0].dtype), out)
 
 
-@kernel("Mean", since=8)
+@kernel("Mean", since=8, temporaries=arrays_like(0, results=2))
 def mean(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     """Mean of any number of operands."""
     check_same_dtype(*operands)
@@ -160,14 +161,14 @@ def mean(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     return written(xp, narrow(total / total.dtype.type(len(operands)), operands[0].dtype), out)
 
 
-@kernel("Max", since=8)
+@kernel("Max", since=8, temporaries=arrays_like(0, results=2))
 def max_(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     """Greatest of any number of operands; a NaN wins."""
     check_same_dtype(*operands)
     return written(xp, _combined(xp, "maximum", operands), out)
 
 
-@kernel("Min", since=8)
+@kernel("Min", since=8, temporaries=arrays_like(0, results=2))
 def min_(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     """Least of any number of operands; a NaN wins."""
     check_same_dtype(*operands)
@@ -261,7 +262,7 @@ def erf(xp: ArrayModule, x: Array) -> Array:
     return erf_of(xp, x.astype(np.float64) if is_integer(x.dtype) else x)
 
 
-@kernel("BitShift", since=11)
+@kernel("BitShift", since=11, temporaries=arrays_like(4, 1))
 def bit_shift(xp: ArrayModule, x: Array, amount: Array, *, direction: str, out: Array | None = None) -> Array:
     """Shift bits LEFT or RIGHT; by the width or more gives the sign extension (0 or -1)."""
     check_same_dtype(x, amount)
@@ -286,7 +287,7 @@ def softsign(xp: ArrayModule, x: Array) -> Array:
     return x / (1 + xp.abs(x))
 
 
-@kernel("Det", since=11)
+@kernel("Det", since=11, temporaries=arrays_like(2.5))
 def det(xp: ArrayModule, x: Array) -> Array:
     """Determinants of the square matrices in the last two dims."""
     return narrow(xp.asarray(xp.linalg.det(widen(x))), x.dtype)

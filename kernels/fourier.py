@@ -1,6 +1,7 @@
 """com.microsoft's Fourier transforms, over the last dims; a complex number is a last dim of two."""
 
 from .registry import Array, ArrayModule, kernel
+from .temporaries import arrays_like
 
 DOMAIN = "com.microsoft"
 
@@ -10,7 +11,7 @@ def _refuse(signal_ndim: int, normalized: int, onesided: int) -> None:
         raise ValueError("only one-sided transforms of one to three dims that are not normalized are supported")
 
 
-@kernel("Rfft", since=1, domain=DOMAIN)
+@kernel("Rfft", since=1, domain=DOMAIN, temporaries=arrays_like(5))
 def rfft(xp: ArrayModule, x: Array, *, signal_ndim: int = 1, normalized: int = 0, onesided: int = 1) -> Array:
     """The spectrum of real signals: half of it says all."""
     _refuse(signal_ndim, normalized, onesided)
@@ -18,7 +19,7 @@ def rfft(xp: ArrayModule, x: Array, *, signal_ndim: int = 1, normalized: int = 0
     return xp.stack([found.real, found.imag], axis=-1).astype(x.dtype)
 
 
-@kernel("Irfft", since=1, domain=DOMAIN)
+@kernel("Irfft", since=1, domain=DOMAIN, temporaries=arrays_like(2))
 def irfft(xp: ArrayModule, x: Array, *, signal_ndim: int = 1, normalized: int = 0, onesided: int = 1) -> Array:
     """Real signals, of an even number of elements, from half of their spectrum."""
     _refuse(signal_ndim, normalized, onesided)

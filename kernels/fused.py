@@ -7,6 +7,7 @@ from .elementwise import erf_of
 from .gemm import product
 from .operands import in_compute_dtype, mean_over, narrow, widen
 from .registry import Array, ArrayModule, kernel
+from .temporaries import arrays_like
 
 DOMAIN = "com.microsoft"
 
@@ -15,21 +16,21 @@ def _gelu(xp: ArrayModule, x: Array) -> Array:
     return 0.5 * x * (1 + erf_of(xp, x * x.dtype.type(math.sqrt(0.5))))
 
 
-@kernel("Gelu", since=1, domain=DOMAIN)
+@kernel("Gelu", since=1, domain=DOMAIN, temporaries=arrays_like(4))
 @in_compute_dtype
 def gelu(xp: ArrayModule, x: Array) -> Array:
     """Gaussian error linear unit."""
     return _gelu(xp, x)
 
 
-@kernel("BiasGelu", since=1, domain=DOMAIN)
+@kernel("BiasGelu", since=1, domain=DOMAIN, temporaries=arrays_like(5, 0))
 @in_compute_dtype
 def bias_gelu(xp: ArrayModule, x: Array, bias: Array) -> Array:
     """Gelu of x + bias."""
     return _gelu(xp, x + bias)
 
 
-@kernel("FastGelu", since=1, domain=DOMAIN)
+@kernel("FastGelu", since=1, domain=DOMAIN, temporaries=arrays_like(4.5, 0))
 def fast_gelu(xp: ArrayModule, x: Array, bias: Array | None = None) -> Array:
     """Gelu of x + bias by tanh."""
     wide = widen(x) if bias is None else widen(x) + widen(bias)
@@ -37,14 +38,14 @@ def fast_gelu(xp: ArrayModule, x: Array, bias: Array | None = None) -> Array:
     return narrow(0.5 * wide * (1 + xp.tanh(inner)), x.dtype)
 
 
-@kernel("QuickGelu", since=1, domain=DOMAIN)
+@kernel("QuickGelu", since=1, domain=DOMAIN, temporaries=arrays_like(2.5))
 @in_compute_dtype
 def quick_gelu(xp: ArrayModule, x: Array, *, alpha: float = 1.702) -> Array:
     """x * sigmoid(alpha * x)."""
     return x * sigmoid_of(xp, alpha * x)
 
 
-@kernel("BiasSplitGelu", since=1, domain=DOMAIN)
+@kernel("BiasSplitGelu", since=1, domain=DOMAIN, temporaries=arrays_like(3.5, 0))
 @in_compute_dtype
 def bias_split_gelu(xp: ArrayModule, x: Array, bias: Array) -> Array:
     """The left half of x + bias times Gelu of its right half."""
@@ -52,7 +53,7 @@ def bias_split_gelu(xp: ArrayModule, x: Array, bias: Array) -> Array:
     return left * _gelu(xp, right)
 
 
-@kernel("BiasAdd", since=1, domain=DOMAIN)
+@kernel("BiasAdd", since=1, domain=DOMAIN, temporaries=arrays_like(1.5, 0))
 @in_compute_dtype
 def bias_add(xp: ArrayModule, x: Array, bias: Array, skip: Array) -> Array:
     """x + bias + skip."""
@@ -69,13 +70,13 @@ def _parts(xp: ArrayModule, x: Array, like: Array) -> Array:
     return narrow(xp.stack([x.real, x.imag], axis=-1), like.dtype)
 
 
-@kernel("ComplexMul", since=1, domain=DOMAIN)
+@kernel("ComplexMul", since=1, domain=DOMAIN, temporaries=arrays_like(2.5))
 def complex_mul(xp: ArrayModule, a: Array, b: Array) -> Array:
     """Products of complex numbers."""
     return _parts(xp, _complex(xp, a) * _complex(xp, b), a)
 
 
-@kernel("ComplexMulConj", since=1, domain=DOMAIN)
+@kernel("ComplexMulConj", since=1, domain=DOMAIN, temporaries=arrays_like(2.5))
 def complex_mul_conj(xp: ArrayModule, a: Array, b: Array) -> Array:
     """Products with the conjugates of the second numbers."""
     return _parts(xp, _complex(xp, a) * _complex(xp, b).conj(), a)
@@ -84,7 +85,7 @@ def complex_mul_conj(xp: ArrayModule, a: Array, b: Array) -> Array:
 # -- normalisations -------------------------------------------------------------------------------------------------
 
 
-@kernel("SimplifiedLayerNormalization", since=1)
+@kernel("SimplifiedLayerNormalization", since=1, temporaries=arrays_like(1.5, 0))
 def simplified_layer_normalization(
     xp: ArrayModule, x: Array, scale: Array, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Array, Array]:
@@ -95,7 +96,7 @@ def simplified_layer_normalization(
     return narrow(wide * inverse * widen(scale), scale.dtype), inverse.astype("float32")
 
 
-@kernel("SkipLayerNormalization", since=1, domain=DOMAIN)
+@kernel("SkipLayerNormalization", since=1, domain=DOMAIN, temporaries=arrays_like(3.5, 0))
 def skip_layer_normalization(
     xp: ArrayModule,
     x: Array,
@@ -117,7 +118,7 @@ def skip_layer_normalization(
     return narrow(y, x.dtype), mean.astype("float32"), inverse.astype("float32"), narrow(total, x.dtype)
 
 
-@kernel("SkipSimplifiedLayerNormalization", since=1, domain=DOMAIN)
+@kernel("SkipSimplifiedLayerNormalization", since=1, domain=DOMAIN, temporaries=arrays_like(2.5, 0))
 def skip_simplified_layer_normalization(
     xp: ArrayModule, x: Array, skip: Array, gamma: Array, bias: Array | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Array, Array, Array, Array]:
@@ -149,7 +150,7 @@ def _normalized_groups(
     return xp.moveaxis(y, 1, -1) if last else y
 
 
-@kernel("GroupNorm", since=1, domain=DOMAIN)
+@kernel("GroupNorm", since=1, domain=DOMAIN, temporaries=arrays_like(4.5, 0))
 def group_norm(
     xp: ArrayModule,
     x: Array,
@@ -166,7 +167,7 @@ def group_norm(
     return narrow(y, x.dtype)
 
 
-@kernel("SkipGroupNorm", since=1, domain=DOMAIN)
+@kernel("SkipGroupNorm", since=1, domain=DOMAIN, temporaries=arrays_like(4.5, 0))
 def skip_group_norm(
     xp: ArrayModule,
     x: Array,

@@ -8,6 +8,7 @@ from .activation import sigmoid_of
 from .gemm import product
 from .operands import check_same_dtype, narrow, one_of, widen
 from .registry import Array, ArrayModule, kernel
+from .temporaries import arrays_like
 
 DOMAIN = "com.microsoft"
 
@@ -33,7 +34,7 @@ def _gated(
     return narrow(gated * (right + beta if beta else right), dtype)
 
 
-@kernel("SwiGLU", since=1, domain=DOMAIN)
+@kernel("SwiGLU", since=1, domain=DOMAIN, temporaries=arrays_like(3.5, 0))
 def swiglu(
     xp: ArrayModule,
     gate: Array,
@@ -65,7 +66,7 @@ def swiglu(
     )
 
 
-@kernel("RouterGateUpProj", since=1, domain=DOMAIN)
+@kernel("RouterGateUpProj", since=1, domain=DOMAIN, temporaries=arrays_like(0, results=6))
 def router_gate_up_proj(
     xp: ArrayModule,
     x: Array,

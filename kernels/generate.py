@@ -6,6 +6,7 @@ import numpy as np
 
 from .operands import check_same_dtype, contiguous_result, dtype_of, is_float, narrow, to_ints, widen
 from .registry import Array, ArrayModule, HostArray, ShapeArray, kernel
+from .temporaries import arrays_like
 
 
 @kernel("Constant", since=1)
@@ -63,7 +64,7 @@ def range_(
     return narrow(xp.arange(count).astype(wide) * wide.type(step) + wide.type(first), start.dtype)
 
 
-@kernel("EyeLike", since=9)
+@kernel("EyeLike", since=9, temporaries=arrays_like(0, results=2))
 def eye_like(xp: ArrayModule, x: ShapeArray, *, dtype: int | None = None, k: int = 0) -> Array:
     """Ones on diagonal k of a matrix of x's shape, zeros elsewhere."""
     if x.ndim != 2:

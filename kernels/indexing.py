@@ -1,5 +1,6 @@
 """Gathering, scattering and selecting elements by index."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from .operands import check_same_dtype, contiguous_result, narrow, normalize_axi
 from .registry import Array, ArrayModule, HostArray, Shaped, kernel
 from .scatter import copied, scattered
 from .scratch import SCRATCH, piece_bytes
+from .temporaries import arrays_like
 
 
 def _checked(indices: Array, length: int, axis: int) -> Array:
@@ -21,7 +23,7 @@ def _checked(indices: Array, length: int, axis: int) -> Array:
     return indices + (indices < 0) * indices.dtype.type(length)
 
 
-@kernel("Gather", since=1)
+@kernel("Gather", since=1, temporaries=arrays_like(0, 4))
 def gather(xp: ArrayModule, x: Array, indices: Array, *, axis: int = 0, out: Array | None = None) -> Array:
     """Slices of x along one axis, in the shape of the indices."""
     axis = normalize_axis(axis, x.ndim)
@@ -32,7 +34,7 @@ def gather(xp: ArrayModule, x: Array, indices: Array, *, axis: int = 0, out: Arr
     return np.take(x, places, axis=axis, out=y, mode="clip")  # They are in range: to be told so takes a copy.
 
 
-@kernel("GatherElements", since=11)
+@kernel("GatherElements", since=11, temporaries=arrays_like(0, 4.5, results=1))
 def gather_elements(xp: ArrayModule, x: Array, indices: Array, *, axis: int = 0, out: Array | None = None) -> Array:
     """One element of x for each index; the other coordinates are the index's own."""
     axis = normalize_axis(axis, x.ndim)
@@ -67,7 +69,7 @@ def _nd_coordinates(xp: ArrayModule, indices: Array, shape: tuple[int, ...], bat
     return tuple(grid)
 
 
-@kernel("GatherND", since=11)
+@kernel("GatherND", since=11, temporaries=arrays_like(0, 4.5, results=1))
 def gather_nd(xp: ArrayModule, x: Array, indices: Array, *, batch_dims: int = 0, out: Array | None = None) -> Array:
     """Slices of x at coordinates that stand in the last dim of the indices."""
     if x.shape[:batch_dims] != indices.shape[:batch_dims]:
@@ -76,8 +78,8 @@ def gather_nd(xp: ArrayModule, x: Array, indices: Array, *, batch_dims: int = 0,
     return written(xp, x[grid] if grid else xp.broadcast_to(x, (*indices.shape[:-1], *x.shape)).copy(), out)
 
 
-@kernel("Scatter", since=9)
-@kernel("ScatterElements", since=11)
+@kernel("Scatter", since=9, temporaries=arrays_like(0, 4.5, 0))
+@kernel("ScatterElements", since=11, temporaries=arrays_like(0, 4.5, 0))
 def scatter_elements(
     xp: ArrayModule,
     x: Array,
@@ -95,7 +97,7 @@ def scatter_elements(
     return scattered(xp, x, grid, updates, reduction, out)
 
 
-@kernel("ScatterND", since=11)
+@kernel("ScatterND", since=11, temporaries=arrays_like(0, 4.5, 0))
 def scatter_nd(
     xp: ArrayModule, x: Array, indices: Array, updates: Array, *, reduction: str = "none", out: Array | None = None
 ) -> Array:
@@ -106,7 +108,7 @@ def scatter_nd(
     return scattered(xp, x, _nd_coordinates(xp, indices, x.shape, 0), updates, reduction, out)
 
 
-@kernel("AddRows", since=1, domain="irpar")
+@kernel("AddRows", since=1, domain="irpar", temporaries=arrays_like(0, results=3))
 def add_rows(
     xp: ArrayModule,
     indices: Array,
@@ -200,11 +202,11 @@ def _extreme_place(name: str) -> Callable[..., Array]:
     return place
 
 
-kernel("ArgMax", since=1)(_extreme_place("argmax"))
-kernel("ArgMin", since=1)(_extreme_place("argmin"))
+kernel("ArgMax", since=1, temporaries=arrays_like(1, results=1))(_extreme_place("argmax"))
+kernel("ArgMin", since=1, temporaries=arrays_like(1, results=1))(_extreme_place("argmin"))
 
 
-@kernel("TopK", since=10)
+@kernel("TopK", since=10, temporaries=arrays_like(3, 0))
 def top_k(
     xp: ArrayModule, x: Array, k: HostArray, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Array, Array]:
@@ -222,7 +224,12 @@ def top_k(
     return xp.take_along_axis(x, places, axis), places.astype(np.int64, copy=False)
 
 
-@kernel("ReverseSequence", since=10)
+def _steps_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For the place that each step of each sequence comes from."""
+    return 3 * math.prod(results[0].shape[:2]) * np.dtype(np.int64).itemsize
+
+
+@kernel("ReverseSequence", since=10, temporaries=_steps_bytes)
 def reverse_sequence(xp: ArrayModule, x: Array, lengths: Array, *, batch_axis: int = 1, time_axis: int = 0) -> Array:
     """Reverse the first `lengths[b]` steps of each batch element."""
     if {batch_axis, time_axis} != {0, 1}:
@@ -261,7 +268,7 @@ def _cumulative(xp: ArrayModule, x: Array, axis: Array, name: str, exclusive: in
     return narrow(xp.flip(result, place) if reverse else result, dtype)
 
 
-@kernel("CumSum", since=11)
+@kernel("CumSum", since=11, temporaries=arrays_like(2.5, 0))
 def cum_sum(
     xp: ArrayModule, x: Array, axis: HostArray, *, exclusive: int = 0, reverse: int = 0, out: Array | None = None
 ) -> Array:
@@ -269,7 +276,7 @@ def cum_sum(
     return written(xp, _cumulative(xp, x, axis, "cumsum", exclusive, reverse), out)
 
 
-@kernel("CumProd", since=26)
+@kernel("CumProd", since=26, temporaries=arrays_like(2.5, 0))
 def cum_prod(
     xp: ArrayModule, x: Array, axis: HostArray, *, exclusive: int = 0, reverse: int = 0, out: Array | None = None
 ) -> Array:
@@ -282,7 +289,7 @@ def _mask_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], at
     return piece_bytes(results[0].elements, 1)
 
 
-@kernel("OneHot", since=9, scratch=_mask_bytes)
+@kernel("OneHot", since=9, scratch=_mask_bytes, temporaries=arrays_like(3.5, 0))
 def one_hot(
     xp: ArrayModule, indices: Array, depth: HostArray, values: Array, *, axis: int = -1, out: Array | None = None
 ) -> Array:
@@ -301,7 +308,7 @@ def one_hot(
     return y
 
 
-@kernel("ArrayFeatureExtractor", since=1, domain="ai.onnx.ml")
+@kernel("ArrayFeatureExtractor", since=1, domain="ai.onnx.ml", temporaries=arrays_like(0, 4))
 def array_feature_extractor(xp: ArrayModule, x: Array, indices: Array) -> Array:
     """Elements of the last dim at the given places; a vector gives one row."""
     chosen = xp.take(x, _checked(indices.reshape(-1), x.shape[-1], x.ndim - 1), axis=-1)

@@ -6,6 +6,7 @@ import math
 from .gemm import product
 from .operands import check_same_dtype, narrow, one_of, widen
 from .registry import Array, ArrayModule, kernel
+from .temporaries import arrays_like
 
 RULES = ("linear", "gated", "delta", "gated_delta")
 
@@ -18,8 +19,8 @@ def _steps(x: Array, heads: int) -> Array:
     return widen(x).reshape(batch, steps, heads, wide // heads).transpose(1, 0, 2, 3)
 
 
-@kernel("LinearAttention", since=27)
-@kernel("LinearAttention", since=1, domain="com.microsoft")
+@kernel("LinearAttention", since=27, temporaries=arrays_like(1, results=1))
+@kernel("LinearAttention", since=1, domain="com.microsoft", temporaries=arrays_like(1, results=1))
 def linear_attention(
     xp: ArrayModule,
     query: Array,
@@ -68,8 +69,8 @@ def linear_attention(
     return narrow(xp.stack(outputs, axis=1), query.dtype), present
 
 
-@kernel("CausalConvWithState", since=27)
-@kernel("CausalConvWithState", since=1, domain="com.microsoft")
+@kernel("CausalConvWithState", since=27, temporaries=arrays_like(2.5, 0, results=1))
+@kernel("CausalConvWithState", since=1, domain="com.microsoft", temporaries=arrays_like(2.5, 0, results=1))
 def causal_conv_with_state(
     xp: ArrayModule,
     x: Array,

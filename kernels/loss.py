@@ -1,13 +1,14 @@
 """Losses of classifiers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from .faults import FAULTS
-from .normalization import log_softmax_of, softmax_scratch
-from .operands import fitting, narrow, one_of, widen, written
-from .registry import Array, ArrayModule, kernel
+from .normalization import log_softmax_of, softmax_scratch, softmax_temporaries
+from .operands import compute_dtype, fitting, narrow, one_of, widen, written
+from .registry import Array, ArrayModule, Shaped, kernel
 
 
 def _negative_log_likelihood(
@@ -30,7 +31,19 @@ def _negative_log_likelihood(
     return losses.sum() if reduction == "sum" else losses.sum() / share.sum()
 
 
-@kernel("NegativeLogLikelihoodLoss", since=12)
+def _temporary_bytes(
+    operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]
+) -> int:
+    """For what is made of each target, and the log-probabilities where they are no result."""
+    scores, target = operands[0], operands[1]
+    if scores is None or target is None:
+        return 0
+    beside = 0 if len(results) > 1 else scores.elements * compute_dtype(scores.dtype).itemsize
+    beside += softmax_temporaries(operands, results, attributes, axis=1)
+    return 7 * target.elements * np.dtype(np.int64).itemsize + beside
+
+
+@kernel("NegativeLogLikelihoodLoss", since=12, temporaries=_temporary_bytes)
 def negative_log_likelihood_loss(
     xp: ArrayModule,
     x: Array,
@@ -46,7 +59,7 @@ def negative_log_likelihood_loss(
     return written(xp, narrow(xp.asarray(loss), x.dtype), out)
 
 
-@kernel("SoftmaxCrossEntropyLoss", since=12, scratch=softmax_scratch)
+@kernel("SoftmaxCrossEntropyLoss", since=12, scratch=softmax_scratch, temporaries=_temporary_bytes)
 def softmax_cross_entropy_loss(
     xp: ArrayModule,
     scores: Array,

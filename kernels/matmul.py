@@ -1,5 +1,8 @@
 """Matrix products: MatMul, Gemm, Einsum and their integer forms. fp16 and bf16 accumulate in float32."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 from .contraction import contracted, contraction_of, scratch_bytes
@@ -15,7 +18,8 @@ from .operands import (
     widen,
     written,
 )
-from .registry import Array, ArrayModule, kernel
+from .registry import Array, ArrayModule, Shaped, kernel
+from .temporaries import arrays_like
 
 
 @kernel("MatMul", since=1)
@@ -84,7 +88,18 @@ def _scaled(x: Array, factor: float) -> Array:
     return x * (factor if is_integer(x.dtype) else x.dtype.type(factor))
 
 
-@kernel("Einsum", since=12, scratch=scratch_bytes)
+def _einsum_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For what is no product of two matrices: its result, which is copied to where it goes."""
+    equation, known = str(attributes["equation"]).replace(" ", ""), [one for one in operands if one is not None]
+    if len(known) == 2 and contraction_of(equation, known[0].shape, known[1].shape) is not None:
+        return 0
+    return _like_result(operands, results, attributes)
+
+
+_like_result = arrays_like(0, results=1)
+
+
+@kernel("Einsum", since=12, scratch=scratch_bytes, temporaries=_einsum_bytes)
 def einsum(xp: ArrayModule, *operands: Array, equation: str, out: Array | None = None) -> Array:
     """Einstein summation."""
     check_same_dtype(*operands)
@@ -123,7 +138,7 @@ def integer_product(
     return summed_as_int32(product(xp, left, right))
 
 
-@kernel("MatMulInteger", since=10)
+@kernel("MatMulInteger", since=10, temporaries=arrays_like(4, results=4))
 def matmul_integer(
     xp: ArrayModule,
     a: Array,

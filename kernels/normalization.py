@@ -23,6 +23,7 @@ from .operands import (
 from .pieces import row_pieces
 from .registry import Array, ArrayModule, Shaped, kernel
 from .scratch import SCRATCH, piece_bytes
+from .temporaries import arrays_like
 
 
 def _stash_dtype(x: Array, stash_type: int) -> np.dtype[Any]:
@@ -37,7 +38,32 @@ def _last_axes(x: Array, axis: int) -> tuple[int, ...]:
     return tuple(range(normalize_axis(axis, x.ndim), x.ndim))
 
 
-@kernel("LayerNormalization", since=17)
+def _strided_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For an operand that does not lie in one piece, or in rows of it: what is computed on the way, as a whole."""
+    x = operands[0]
+    is_whole = x is not None and (x.is_strided or x.shape != results[0].shape)
+    return 9 * results[0].elements * _itemsize(x) // 2 if is_whole else 0
+
+
+def _training_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For the distance of each element from the mean, and its square, in training."""
+    x = operands[0]
+    return 2 * x.elements * _itemsize(x) if x is not None and attributes.get("training_mode") else 0
+
+
+def _itemsize(x: Shaped | None) -> int:
+    """Bytes of an element as it is computed."""
+    return compute_dtype(np.dtype(np.float32) if x is None else x.dtype).itemsize
+
+
+def _layer_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """As `_strided_bytes`, and for statistics that nobody asks for."""
+    shape = results[0].shape
+    rows = math.prod(shape[: normalize_axis(int(attributes.get("axis", -1)), len(shape))])
+    return _strided_bytes(operands, results, attributes) + (3 - len(results)) * rows * _itemsize(operands[0])
+
+
+@kernel("LayerNormalization", since=17, temporaries=_layer_bytes)
 def layer_normalization(
     xp: ArrayModule,
     x: Array,
@@ -97,7 +123,7 @@ def _results(
     )
 
 
-@kernel("RMSNormalization", since=23)
+@kernel("RMSNormalization", since=23, temporaries=_strided_bytes)
 def rms_normalization(
     xp: ArrayModule,
     x: Array,
@@ -138,7 +164,7 @@ def _per_channel(x: Array, vector: Array) -> Array:
     return widen(vector).reshape((-1,) + (1,) * (x.ndim - 2))
 
 
-@kernel("BatchNormalization", since=14)
+@kernel("BatchNormalization", since=14, temporaries=_training_bytes)
 def batch_normalization(
     xp: ArrayModule,
     x: Array,
@@ -225,7 +251,7 @@ def _scaled(xp: ArrayModule, y: Array, scale: Array, bias: Array, out: Array | N
     return written(xp, narrow(y, dtype), out)
 
 
-@kernel("InstanceNormalization", since=6)
+@kernel("InstanceNormalization", since=6, temporaries=_strided_bytes)
 def instance_normalization(
     xp: ArrayModule, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5, out: Array | None = None
 ) -> Array:
@@ -244,7 +270,7 @@ def _grouped(
     return _standardized_rows(xp, x, batch * num_groups, epsilon, dtype, out)
 
 
-@kernel("GroupNormalization", since=18)
+@kernel("GroupNormalization", since=18, temporaries=_strided_bytes)
 def group_normalization_by_group(
     xp: ArrayModule,
     x: Array,
@@ -261,7 +287,7 @@ def group_normalization_by_group(
     return _scaled(xp, y, _per_channel(y, scale), _per_channel(y, bias), None, x.dtype).reshape(x.shape)
 
 
-@kernel("GroupNormalization", since=21)
+@kernel("GroupNormalization", since=21, temporaries=_strided_bytes)
 def group_normalization(
     xp: ArrayModule,
     x: Array,
@@ -278,7 +304,7 @@ def group_normalization(
     return _scaled(xp, y, _per_channel(x, scale), _per_channel(x, bias), out, x.dtype)
 
 
-@kernel("LpNormalization", since=1)
+@kernel("LpNormalization", since=1, temporaries=arrays_like(2))
 @in_compute_dtype
 def lp_normalization(xp: ArrayModule, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     """Divide by the L1 or L2 norm along an axis; zeros where that norm is zero."""
@@ -288,7 +314,7 @@ def lp_normalization(xp: ArrayModule, x: Array, *, axis: int = -1, p: int = 2) -
     return x / xp.where(norm == 0, xp.ones_like(norm), norm)
 
 
-@kernel("MeanVarianceNormalization", since=9)
+@kernel("MeanVarianceNormalization", since=9, temporaries=arrays_like(2.5))
 @in_compute_dtype
 def mean_variance_normalization(xp: ArrayModule, x: Array, *, axes: tuple[int, ...] = (0, 2, 3)) -> Array:
     """(x - mean) / (standard deviation + 1e-9) over the given axes."""
@@ -296,7 +322,7 @@ def mean_variance_normalization(xp: ArrayModule, x: Array, *, axes: tuple[int, .
     return centred / (xp.sqrt(mean_over(centred * centred, axes)) + 1e-9)
 
 
-@kernel("LRN", since=1)
+@kernel("LRN", since=1, temporaries=arrays_like(5.5))
 @in_compute_dtype
 def local_response_normalization(
     xp: ArrayModule, x: Array, *, size: int, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0
@@ -354,6 +380,20 @@ def softmax_scratch(operands: Sequence[Shaped | None], results: Sequence[Shaped]
     return 2 * piece_bytes(x.elements, compute_dtype(x.dtype).itemsize)
 
 
+def softmax_temporaries(
+    operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any], axis: int = -1
+) -> int:
+    """For the greatest and the sums along the axis, exponentials of one piece, and operands that are computed wider."""
+    x = operands[0]
+    if x is None or not x.elements:
+        return 0
+    place = normalize_axis(int(attributes.get("axis", axis)), len(x.shape))
+    elements = x.elements // math.prod(x.shape[:place]) + 3 * x.elements // x.shape[place]
+    if compute_dtype(x.dtype) != x.dtype:
+        elements += 3 * x.elements
+    return elements * _itemsize(x)
+
+
 def _hardmax_of(xp: ArrayModule, x: Array, axis: int, out: Array | None = None) -> Array:
     first = xp.expand_dims(xp.argmax(x, axis=axis), axis)
     places = xp.arange(x.shape[axis]).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
@@ -369,12 +409,14 @@ def _register_softmax_family() -> None:
 
 
 def _register_softmax(op_type: str, function: Any) -> None:
-    @kernel(op_type, since=13, scratch=softmax_scratch)
+    beside = arrays_like(2.5) if op_type == "Hardmax" else softmax_temporaries
+
+    @kernel(op_type, since=13, scratch=softmax_scratch, temporaries=beside)
     def along_axis(xp: ArrayModule, x: Array, *, axis: int = -1, out: Array | None = None) -> Array:
         axis = normalize_axis(axis, x.ndim)
         return written(xp, narrow(function(xp, widen(x), axis, fitting(out, x.dtype, x)), x.dtype), out)
 
-    @kernel(op_type, since=1)
+    @kernel(op_type, since=1, temporaries=arrays_like(2.5))
     def flattened(xp: ArrayModule, x: Array, *, axis: int = 1, out: Array | None = None) -> Array:
         # before version 13 all dims from `axis` on are normalised together
         axis = axis + x.ndim if axis < 0 else axis

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from .operands import one_of
 from .registry import Array, ArrayModule, HostArray, kernel
+from .temporaries import arrays_like
 
 DOMAIN = "ai.onnx.preview.training"
 
@@ -25,7 +26,7 @@ def _by_field(results: list[tuple[Array, ...]]) -> tuple[Array, ...]:
     return tuple(value for field in zip(*results, strict=True) for value in field)
 
 
-@kernel("Adam", since=1, domain=DOMAIN)
+@kernel("Adam", since=1, domain=DOMAIN, temporaries=arrays_like(0, results=2))
 def adam(
     xp: ArrayModule,
     rate: Array,
@@ -50,7 +51,7 @@ def adam(
     return _by_field(results)
 
 
-@kernel("Adagrad", since=1, domain=DOMAIN)
+@kernel("Adagrad", since=1, domain=DOMAIN, temporaries=arrays_like(0, results=2))
 def adagrad(
     xp: ArrayModule,
     rate: Array,
@@ -71,7 +72,7 @@ def adagrad(
     return _by_field(results)
 
 
-@kernel("Momentum", since=1, domain=DOMAIN)
+@kernel("Momentum", since=1, domain=DOMAIN, temporaries=arrays_like(0, results=2))
 def momentum(
     xp: ArrayModule,
     rate: Array,

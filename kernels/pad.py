@@ -1,7 +1,12 @@
 """Pad and CenterCropPad."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
 from .operands import contiguous_result, normalize_axes, one_of, to_ints, written
-from .registry import Array, ArrayModule, HostArray, kernel
+from .registry import Array, ArrayModule, HostArray, Shaped, kernel
 
 Ints = tuple[int, ...]
 _MODES = ("constant", "reflect", "edge", "wrap")
@@ -71,7 +76,15 @@ def _pairs(pads: Ints, axes: Ints | None, rank: int) -> list[tuple[int, int]]:
     return pairs
 
 
-@kernel("Pad", since=2)
+def _repeated_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For what is padded along some dims, and the places that each dim repeats; constants lie around at once."""
+    if attributes.get("mode", "constant") == "constant":
+        return 0
+    y = results[0]
+    return 2 * y.elements * y.dtype.itemsize + 4 * max(y.shape, default=0) * np.dtype(np.int64).itemsize
+
+
+@kernel("Pad", since=2, temporaries=_repeated_bytes)
 def pad_by_attributes(
     xp: ArrayModule,
     x: Array,
@@ -85,7 +98,7 @@ def pad_by_attributes(
     return pad_array(xp, x, _pairs(pads, None, x.ndim), mode, value, out)
 
 
-@kernel("Pad", since=11)
+@kernel("Pad", since=11, temporaries=_repeated_bytes)
 def pad(
     xp: ArrayModule,
     x: Array,

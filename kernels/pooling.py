@@ -22,6 +22,7 @@ from .operands import (
 from .reduction import identity_of
 from .registry import Array, ArrayModule, HostArray, Shaped, kernel
 from .scratch import SCRATCH, pieces_bytes
+from .temporaries import arrays_like
 from .windows import Windows
 
 Ints = tuple[int, ...]
@@ -32,10 +33,7 @@ def _scratch_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped],
     x, y = operands[0], results[0]
     if x is None:
         return 0
-    names = ("strides", "dilations", "pads")
-    given: dict[str, Any] = {name: attributes.get(name) for name in names}
-    given |= {"auto_pad": attributes.get("auto_pad", "NOTSET"), "ceil_mode": bool(attributes.get("ceil_mode", 0))}
-    windows = Windows.over(x.shape[2:], tuple(attributes["kernel_shape"]), **given)
+    windows = _windows_of(x, attributes)
     kind, sizes = compute_dtype(x.dtype), [math.prod(windows.counts)]
     if windows.is_padded:
         sizes.append(math.prod((*x.shape[:2], *windows.padded(x.shape[2:]))))
@@ -114,7 +112,29 @@ def _covered(xp: ArrayModule, x: Array, windows: Windows, count_padding: bool) -
     return covered
 
 
-@kernel("MaxPool", since=1)
+def _windows_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For blocks of feature maps; with places for all windows side by side, and the places in each dim."""
+    x, y = operands[0], results[0]
+    if x is None:
+        return 0
+    windows = _windows_of(x, attributes)
+    itemsize, map_elements = compute_dtype(x.dtype).itemsize, math.prod(windows.padded(x.shape[2:]))
+    padded = math.prod(x.shape[:2]) * map_elements * itemsize
+    widened = 0 if compute_dtype(x.dtype) == x.dtype else (x.elements + y.elements) * itemsize
+    if len(results) == 1:
+        return 3 * min(padded, max(blocks.BLOCK_BYTES, map_elements * itemsize)) + widened
+    places = (2 * len(windows.kernel) + 4) * np.dtype(np.int64).itemsize
+    return padded + widened + y.elements * (math.prod(windows.kernel) * itemsize + places)
+
+
+def _windows_of(x: Shaped, attributes: Mapping[str, Any]) -> Windows:
+    """The windows of a pool over an operand, by its node's attributes."""
+    given: dict[str, Any] = {name: attributes.get(name) for name in ("strides", "dilations", "pads")}
+    given |= {"auto_pad": attributes.get("auto_pad", "NOTSET"), "ceil_mode": bool(attributes.get("ceil_mode", 0))}
+    return Windows.over(x.shape[2:], tuple(attributes["kernel_shape"]), **given)
+
+
+@kernel("MaxPool", since=1, temporaries=_windows_bytes)
 def max_pool(
     xp: ArrayModule,
     x: Array,
@@ -230,7 +250,7 @@ def max_unpool(
     return extended
 
 
-@kernel("LpPool", since=2)
+@kernel("LpPool", since=2, temporaries=arrays_like(2.5, results=1.5))
 @in_compute_dtype
 def lp_pool(
     xp: ArrayModule,
@@ -274,7 +294,7 @@ def global_max_pool(xp: ArrayModule, x: Array, *, out: Array | None = None) -> A
     return written(xp, narrow(widen(x).max(axis=_spatial(x), keepdims=True), x.dtype), out)
 
 
-@kernel("GlobalLpPool", since=2)
+@kernel("GlobalLpPool", since=2, temporaries=arrays_like(2))
 @in_compute_dtype
 def global_lp_pool(xp: ArrayModule, x: Array, *, p: int = 2) -> Array:
     """The Lp norm of each feature map."""

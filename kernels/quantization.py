@@ -9,6 +9,7 @@ from .cast import convert
 from .matmul import integer_product
 from .operands import FLOAT8_DTYPES, dtype_of, is_float, is_integer, narrow, normalize_axis, widen
 from .registry import Array, ArrayModule, kernel
+from .temporaries import arrays_like
 
 
 def spread(xp: ArrayModule, parameter: Array, x: Array, axis: int, block_size: int) -> Array:
@@ -40,7 +41,7 @@ def saturated(xp: ArrayModule, rounded: Array, dtype: np.dtype[Any]) -> Array:
     return xp.clip(rounded, int(limits.min), int(limits.max)).astype(np.int64).astype(dtype)
 
 
-@kernel("QuantizeLinear", since=10)
+@kernel("QuantizeLinear", since=10, temporaries=arrays_like(11, 0))
 def quantize_linear(
     xp: ArrayModule,
     x: Array,
@@ -72,7 +73,7 @@ def quantize_linear(
     return saturated(xp, rounded if offset is None else rounded + offset.astype(np.float64), dtype)
 
 
-@kernel("DequantizeLinear", since=10)
+@kernel("DequantizeLinear", since=10, temporaries=arrays_like(6, 0))
 def dequantize_linear(
     xp: ArrayModule,
     x: Array,
@@ -93,7 +94,7 @@ def dequantize_linear(
     return narrow(value.astype(factor.dtype) * factor, dtype)
 
 
-@kernel("DynamicQuantizeLinear", since=11)
+@kernel("DynamicQuantizeLinear", since=11, temporaries=arrays_like(6))
 def dynamic_quantize_linear(xp: ArrayModule, x: Array) -> tuple[Array, Array, Array]:
     """Quantize to uint8 over the operand's own range, zero included; gives y, scale, zero point."""
     kind = x.dtype.type
@@ -105,7 +106,7 @@ def dynamic_quantize_linear(xp: ArrayModule, x: Array) -> tuple[Array, Array, Ar
     return y, scale, zero_point
 
 
-@kernel("QLinearMatMul", since=10)
+@kernel("QLinearMatMul", since=10, temporaries=arrays_like(4, results=12))
 def q_linear_matmul(
     xp: ArrayModule,
     a: Array,

@@ -159,6 +159,17 @@ def _scratch_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped],
     return piece_bytes(math.prod(x.shape[:2]) * w.shape[1], compute_dtype(x.dtype).itemsize)
 
 
+def _temporary_bytes(
+    operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]
+) -> int:
+    """For the hidden states of all steps, one by one and together."""
+    x, r = operands[0], operands[2]
+    if x is None or r is None:
+        return 0
+    states = math.prod(x.shape[:2]) * r.shape[0] * r.shape[2]
+    return 5 * states * compute_dtype(x.dtype).itemsize // 2
+
+
 def _names(activations: Names | None, default: Names, direction: str) -> Names:
     wanted = len(default) * (2 if direction == "bidirectional" else 1)
     names = tuple(activations or default * 2)[:wanted]
@@ -167,7 +178,7 @@ def _names(activations: Names | None, default: Names, direction: str) -> Names:
     return names
 
 
-@kernel("RNN", since=7, scratch=_scratch_bytes)
+@kernel("RNN", since=7, scratch=_scratch_bytes, temporaries=_temporary_bytes)
 def rnn(
     xp: ArrayModule,
     x: Array,
@@ -207,7 +218,7 @@ def rnn(
     return layer.run(step_of, layout, x.dtype)
 
 
-@kernel("GRU", since=7, scratch=_scratch_bytes)
+@kernel("GRU", since=7, scratch=_scratch_bytes, temporaries=_temporary_bytes)
 def gru(
     xp: ArrayModule,
     x: Array,
@@ -261,7 +272,7 @@ def gru(
     return layer.run(step_of, layout, x.dtype)
 
 
-@kernel("LSTM", since=7, scratch=_scratch_bytes)
+@kernel("LSTM", since=7, scratch=_scratch_bytes, temporaries=_temporary_bytes)
 def lstm(
     xp: ArrayModule,
     x: Array,

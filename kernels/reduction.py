@@ -56,6 +56,20 @@ def _terms_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], a
     return piece_bytes(x.elements, 8 if is_integer(x.dtype) else compute_dtype(x.dtype).itemsize)
 
 
+def _temporary_bytes(
+    operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]
+) -> int:
+    """For operands that are computed in another dtype, and what is small beside: a few arrays like the result."""
+    x, y = operands[0], results[0]
+    if x is None:
+        return 0
+    if is_integer(x.dtype):
+        itemsize = np.dtype(np.float64).itemsize
+        return (2 * x.elements + 6 * y.elements) * itemsize
+    kind = compute_dtype(x.dtype)
+    return (4 * y.elements + (x.elements if kind != x.dtype else 0)) * kind.itemsize
+
+
 def _product(xp: ArrayModule, x: Array, axes: Axes, keepdims: bool, out: Array | None = None) -> Array:
     return xp.prod(x, axis=axes, keepdims=keepdims, dtype=x.dtype, out=out)
 
@@ -198,5 +212,5 @@ def _by_operand(reducer: Reducer) -> Callable[..., Array]:
 
 
 for _op_type, (_since, _reducer, _scratch) in _REDUCERS.items():
-    register(_op_type, 1, _by_attribute(_reducer), scratch=_scratch)
-    register(_op_type, _since, _by_operand(_reducer), scratch=_scratch)
+    register(_op_type, 1, _by_attribute(_reducer), scratch=_scratch, temporaries=_temporary_bytes)
+    register(_op_type, _since, _by_operand(_reducer), scratch=_scratch, temporaries=_temporary_bytes)

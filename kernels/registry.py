@@ -19,7 +19,9 @@ reads shape and dtype alone, so that it may be an array of either module:
 reports a problem with a plain `ValueError`; the caller sees a `KernelError` that names the operator and its operands.
 
 Memory that a function needs beside its results it takes from `SCRATCH` (see `scratch.py`), and what it takes at most it
-declares: `@kernel("Conv", since=1, scratch=_scratch_bytes)`. Who plans memory reserves as much while the node runs.
+declares: `@kernel("Conv", since=1, scratch=_scratch_bytes)`. Who plans memory reserves as much while the node runs. It
+declares what it allocates itself, too, as expressions of arrays do, where that is large (see `temporaries.py`):
+`@kernel("PRelu", since=7, temporaries=arrays_like(2.5, 0))`.
 
 The families of kernels, a file each, are loaded when one of their operators is looked up, as `families` says.
 """
@@ -67,7 +69,7 @@ class Shaped:
 
 
 ScratchBytes: TypeAlias = Callable[[Sequence[Shaped | None], Sequence[Shaped], Mapping[str, Any]], int]
-"""What a function takes at most of `SCRATCH`, by the node's operands, results and attributes."""
+"""What a function takes at most of `SCRATCH`, or allocates itself, by the node's operands, results and attributes."""
 
 _NOT_ATTRIBUTES = ("n_outputs", "out", "outs", "kept")
 _REPORTED = (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError, NotImplementedError)
@@ -189,6 +191,8 @@ class Kernel:
         signature: what the function accepts.
         kept_bytes: what it keeps at most of constant operands from run to run; None for nothing.
         scratch: what it takes at most of `SCRATCH` on a processor; None for nothing.
+        temporaries: what it allocates at most itself beside its results on a processor, but for some 100 KB; None for
+            nothing.
         gives_views: whether its results are always views of its first operand.
     """
 
@@ -199,18 +203,20 @@ class Kernel:
     signature: Signature
     kept_bytes: KeptBytes | None = None
     scratch: ScratchBytes | None = None
+    temporaries: ScratchBytes | None = None
     gives_views: bool = False
 
     def scratch_bytes(
         self, operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]
     ) -> int:
         """What a call takes at most of `SCRATCH` on a processor; 0 for a call that will be refused."""
-        if self.scratch is None:
-            return 0
-        try:
-            return self.scratch(operands, results, attributes)
-        except _REPORTED:
-            return 0
+        return _bound(self.scratch, operands, results, attributes)
+
+    def temporary_bytes(
+        self, operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]
+    ) -> int:
+        """What a call allocates at most itself on a processor; 0 for a call that will be refused."""
+        return _bound(self.temporaries, operands, results, attributes)
 
     def __call__(
         self,
@@ -287,6 +293,20 @@ class Kernel:
         return inputs
 
 
+def _bound(
+    declared: ScratchBytes | None,
+    operands: Sequence[Shaped | None],
+    results: Sequence[Shaped],
+    attributes: Mapping[str, Any],
+) -> int:
+    if declared is None:
+        return 0
+    try:
+        return declared(operands, results, attributes)
+    except _REPORTED:
+        return 0
+
+
 _TABLE: Table[Kernel] = Table(__package__, OPERATORS)
 
 
@@ -297,10 +317,12 @@ def register(
     domain: str = "",
     kept_bytes: KeptBytes | None = None,
     scratch: ScratchBytes | None = None,
+    temporaries: ScratchBytes | None = None,
     gives_views: bool = False,
 ) -> None:
     """Enter `function` as the kernel of `op_type` from operator-set version `since` on."""
-    entry = Kernel(domain, op_type, since, function, Signature.of(function), kept_bytes, scratch, gives_views)
+    signature = Signature.of(function)
+    entry = Kernel(domain, op_type, since, function, signature, kept_bytes, scratch, temporaries, gives_views)
     _TABLE.enter(entry, function.__module__)
 
 
@@ -310,12 +332,13 @@ def kernel(
     domain: str = "",
     kept_bytes: KeptBytes | None = None,
     scratch: ScratchBytes | None = None,
+    temporaries: ScratchBytes | None = None,
     gives_views: bool = False,
 ) -> Callable[[Function], Function]:
     """Decorator form of `register`; may be stacked where one function computes several operators."""
 
     def enter(function: Function) -> Function:
-        register(op_type, since, function, domain, kept_bytes, scratch, gives_views)
+        register(op_type, since, function, domain, kept_bytes, scratch, temporaries, gives_views)
         return function
 
     return enter

@@ -294,10 +294,10 @@ class _Rooms:
 
     def narrowed(self, result: Array) -> Array:
         """The result in the operand's dtype."""
-        if not self._is_on_host:
+        if not self._is_on_host or result is self._y:
             return narrow(result, self._x.dtype)
-        if result is not self._y:
-            np.copyto(self._y, result, casting="unsafe")
+        assert self._y is not None
+        np.copyto(self._y, result, casting="unsafe")
         return self._y
 
 

@@ -4,8 +4,19 @@ import math
 
 import numpy as np
 
-from .operands import check_same_dtype, narrow, normalize_axes, normalize_axis, one_of, to_int, to_ints, written
+from .operands import (
+    check_same_dtype,
+    contiguous_result,
+    narrow,
+    normalize_axes,
+    normalize_axis,
+    one_of,
+    to_int,
+    to_ints,
+    written,
+)
 from .registry import Array, ArrayModule, HostArray, ShapeArray, kernel
+from .temporaries import arrays_like
 
 Ints = tuple[int, ...]
 
@@ -239,7 +250,7 @@ def expand(xp: ArrayModule, x: Array, shape: HostArray) -> Array:
     return xp.broadcast_to(x, np.broadcast_shapes(x.shape, to_ints(shape)))
 
 
-@kernel("Tile", since=6)
+@kernel("Tile", since=6, temporaries=arrays_like(0, results=1.5))
 def tile(xp: ArrayModule, x: Array, repeats: HostArray, *, out: Array | None = None) -> Array:
     """Repeat x along each dim."""
     counts = to_ints(repeats)
@@ -284,11 +295,16 @@ def space_to_depth(xp: ArrayModule, x: Array, *, blocksize: int, mode: str = "DC
     return blocks.reshape(batch, depth * blocksize**2, rows, columns)
 
 
-@kernel("Trilu", since=14)
-@kernel("Trilu", since=1, domain="com.microsoft")
+@kernel("Trilu", since=14, temporaries=arrays_like(0.25, 0))
+@kernel("Trilu", since=1, domain="com.microsoft", temporaries=arrays_like(0.25, 0))
 def trilu(xp: ArrayModule, x: Array, k: HostArray | None = None, *, upper: int = 1, out: Array | None = None) -> Array:
     """The upper or lower triangle of the matrices in the last two dims, zeros elsewhere."""
     diagonal = 0 if k is None else to_int(k)
-    distance = xp.arange(x.shape[-1]) - xp.arange(x.shape[-2])[:, None]
-    keep = distance >= diagonal if upper else distance <= diagonal
-    return written(xp, narrow(xp.where(keep, x, xp.zeros_like(x)), x.dtype), out)
+    column, first = xp.arange(x.shape[-1]), xp.arange(x.shape[-2])[:, None] + diagonal
+    outside = column < first if upper else column > first
+    if xp.__name__ != "numpy":
+        return narrow(xp.where(outside, xp.zeros_like(x), x), x.dtype)
+    y = contiguous_result(out, x.shape, x.dtype)
+    np.copyto(y, x)
+    np.copyto(y, x.dtype.type(0), where=outside)
+    return y

@@ -8,6 +8,7 @@ import numpy as np
 
 from .operands import dtype_of, narrow, normalize_axis, to_int, widen
 from .registry import Array, ArrayModule, HostArray, kernel, register
+from .temporaries import arrays_like
 
 
 def _as_complex(xp: ArrayModule, x: Array) -> Array:
@@ -36,7 +37,7 @@ def _dft(xp: ArrayModule, x: Array, length: Array | None, axis: int, inverse: in
     return _as_parts(xp, transform(signal, n=n, axis=axis), x.dtype)
 
 
-@kernel("DFT", since=17)
+@kernel("DFT", since=17, temporaries=arrays_like(8.5, 0))
 def dft_by_attribute(
     xp: ArrayModule, x: Array, length: HostArray | None = None, *, axis: int = 1, inverse: int = 0, onesided: int = 0
 ) -> Array:
@@ -44,7 +45,7 @@ def dft_by_attribute(
     return _dft(xp, x, length, axis, inverse, onesided)
 
 
-@kernel("DFT", since=20)
+@kernel("DFT", since=20, temporaries=arrays_like(8.5, 0))
 def dft(
     xp: ArrayModule,
     x: Array,
@@ -58,7 +59,7 @@ def dft(
     return _dft(xp, x, length, -2 if axis is None else to_int(axis), inverse, onesided)
 
 
-@kernel("STFT", since=17)
+@kernel("STFT", since=17, temporaries=arrays_like(1, 0, results=5))
 def stft(
     xp: ArrayModule,
     signal: Array,

@@ -2,17 +2,20 @@
 
 import itertools
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from .gemm import product
-from .operands import check_same_dtype, narrow, one_of, to_ints, widen
-from .registry import Array, ArrayModule, HostArray, kernel
+from .operands import check_same_dtype, compute_dtype, narrow, one_of, to_ints, widen
+from .registry import Array, ArrayModule, HostArray, Shaped, kernel
+from .temporaries import arrays_like
 
 Ints = tuple[int, ...]
 
 
-@kernel("AffineGrid", since=20)
+@kernel("AffineGrid", since=20, temporaries=arrays_like(0, results=4))
 def affine_grid(xp: ArrayModule, theta: Array, size: HostArray, *, align_corners: int = 0) -> Array:
     """Sampling places (batch, *spatial, rank) of an affine transform, in coordinates from -1 to 1."""
     spatial = to_ints(size)[2:]
@@ -82,7 +85,7 @@ def _taps(xp: ArrayModule, place: Array, mode: str) -> list[tuple[Array, Array]]
 _SAMPLING = {"bilinear": "linear", "linear": "linear", "bicubic": "cubic", "cubic": "cubic", "nearest": "nearest"}
 
 
-@kernel("GridSample", since=16)
+@kernel("GridSample", since=16, temporaries=arrays_like(0, 12, results=3.5))
 def grid_sample(
     xp: ArrayModule, x: Array, grid: Array, *, align_corners: int = 0, mode: str = "linear", padding_mode: str = "zeros"
 ) -> Array:
@@ -113,7 +116,14 @@ def grid_sample(
     return narrow(xp.moveaxis(result, -1, 1), x.dtype)
 
 
-@kernel("RoiAlign", since=10)
+def _samples_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For the samples of which each element is made; where their number follows from the regions, for 2 x 2."""
+    x, ratio = operands[0], int(attributes.get("sampling_ratio", 0)) or 2
+    itemsize = 4 if x is None else compute_dtype(x.dtype).itemsize
+    return 5 * ratio**2 * results[0].elements * itemsize // 4
+
+
+@kernel("RoiAlign", since=10, temporaries=_samples_bytes)
 def roi_align_without_shift(
     xp: ArrayModule,
     x: Array,
@@ -141,7 +151,7 @@ def roi_align_without_shift(
     )
 
 
-@kernel("RoiAlign", since=16)
+@kernel("RoiAlign", since=16, temporaries=_samples_bytes)
 def roi_align(
     xp: ArrayModule,
     x: Array,

@@ -16,6 +16,7 @@ from .options import Json
 if TYPE_CHECKING:
     from irpar.analysis.memory.offsets.exact import Smallest
     from irpar.analysis.memory.offsets.lifetimes import Lifetime
+    from irpar.ir import Node
 
 Source = Annotated[
     Path,
@@ -104,6 +105,7 @@ def _of_rank(folder: Path, rank: int) -> "list[Lifetime[str]]":
     """What a rank of a partition holds, constants left out: they lie elsewhere."""
     from irpar.analysis.memory.arena import Scratch, arena_lifetimes
     from irpar.analysis.memory.offsets.lifetimes import Lifetime
+    from irpar.ir import Node
     from irpar.analysis.opening import with_calls_opened
     from irpar.ir import Value
     from irpar.runtime.pieces import open_programs
@@ -115,11 +117,16 @@ def _of_rank(folder: Path, rank: int) -> "list[Lifetime[str]]":
             case Value(name=name):
                 pass
             case Scratch(node):
-                name = f"scratch of {node.label}"
+                name = f"scratch of {_made_by(node)}"
             case node:
-                name = f"inside {node.label}"
+                name = f"inside {_made_by(node)}"
         found.append(Lifetime(name, one.nbytes, one.first, one.last))
     return found
+
+
+def _made_by(node: "Node") -> str:
+    """A node by the first value that it makes: several may have come from one of the model, and share its label."""
+    return node.results[0].name if node.results else node.label
 
 
 def _plan(held: "Sequence[Lifetime[str]]", alignment: int, seconds: float | None) -> "Smallest[str]":

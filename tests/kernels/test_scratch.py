@@ -9,6 +9,7 @@ import pytest
 
 from irpar.kernels import Kernel, Shaped, lookup
 from irpar.kernels.scratch import SCRATCH, Scratch
+from tests.ops.rule_proof import Sample
 
 from .conformance import results_of_calls
 from .test_out import check_same
@@ -118,6 +119,42 @@ def test_the_nearest_of_places_are_taken_axis_by_axis(sizes: tuple[int, ...]) ->
         repeated = np.take(repeated, places, axis)
     (found,) = lookup("", "Resize", 18)(np, [x, None, None, np.array(sizes)], {"mode": "nearest"}, 1)  # type: ignore[misc]
     np.testing.assert_array_equal(found, repeated)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.float16])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_sums_of_neighbours_take_what_they_declare(mode: str, dtype: type) -> None:
+    numbers = np.random.default_rng(6)
+    x = (40 * numbers.random((2, 3, 9, 8))).astype(dtype)
+    for sizes in ((2, 3, 18, 11), (2, 3, 9, 4), (2, 5, 4, 16)):
+        operands = [x, None, None, np.array(sizes)]
+        nbytes = check(lookup("", "Resize", 18), operands, {"mode": mode})  # type: ignore[arg-type]
+        assert nbytes >= x.itemsize
+    # One axis keeps its size and is taken from other places: of that nothing is foreseen, and the numbers are right.
+    scales = np.array([1, 1, 2, 1.1], np.float32)
+    first, second = (
+        lookup("", "Resize", 18)(np, [x, None, scales], {"mode": mode}, 1, out, scratch=lent)[0]  # type: ignore[misc]
+        for out, lent in ((None, None), (np.empty((2, 3, 18, 8), dtype), np.zeros(1 << 20, np.uint8)))
+    )
+    np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_means_of_windows_take_what_they_declare_and_are_onnx_runtimes(dtype: type) -> None:
+    x = np.random.default_rng(7).standard_normal((2, 3, 9, 8)).astype(dtype)
+    for attributes in (
+        {"kernel_shape": (3, 2)},
+        {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1), "strides": (2, 2)},
+        {"kernel_shape": (3, 3), "pads": (1, 0, 1, 2), "strides": (2, 3), "ceil_mode": 1, "count_include_pad": 1},
+        {"kernel_shape": (2, 2), "auto_pad": "SAME_UPPER", "strides": (2, 3)},
+        {"kernel_shape": (2, 2), "pads": (1, 0, 0, 1), "dilations": (2, 1)},
+    ):
+        nbytes = check(lookup("", "AveragePool", 19), [x], attributes)  # type: ignore[arg-type]
+        assert nbytes > 0
+        if dtype == np.float32:
+            sample = Sample("AveragePool", (x,), attributes, version=19)
+            (found,) = lookup("", "AveragePool", 19)(np, [x], attributes, 1)  # type: ignore[misc]
+            np.testing.assert_allclose(found, sample.whole[0], rtol=1e-5, atol=1e-6)
 
 
 def test_cases_of_onnx_take_what_they_declare() -> None:

@@ -9,7 +9,7 @@ from irpar.ops.memory_copies import node_place
 from .liveness import Uses, nested_bytes, uses_of, value_bytes
 from .offsets.heuristics import place
 from .offsets.lifetimes import Lifetime
-from .scratch import nested_scratch, scratch_bytes
+from .scratch import needed_bytes, nested_scratch
 
 
 def arena_bytes(graph: Graph, uses: Uses | None = None) -> int:
@@ -19,7 +19,7 @@ def arena_bytes(graph: Graph, uses: Uses | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """What the kernel of a node takes beside operands and results, or one in its bodies."""
+    """What the kernel of a node needs beside operands and results, or one in its bodies."""
 
     node: Node
 
@@ -31,7 +31,7 @@ def arena_lifetimes(graph: Graph, uses: Uses | None = None) -> Iterator[Lifetime
     for step, node in enumerate(graph, 1):
         if node_place(node) == "host":
             continue
-        if needed := scratch_bytes(node) + nested_scratch(node):
+        if needed := needed_bytes(node) + nested_scratch(node):
             yield Lifetime(Scratch(node), needed, step, step)
 
 

@@ -1,18 +1,37 @@
-"""Scratch: what the kernels of a processor take at most beside operands and results, while a node runs."""
+"""Scratch: what the kernels of a processor need at most beside operands and results, while a node runs."""
 
 from collections.abc import Iterator
 
 from irpar.analysis.engines import writes_out
 from irpar.ir import Graph, Node, RefAttribute, Value, plain_attribute, tensor_type
-from irpar.kernels import Shaped, lookup
+from irpar.kernels import Kernel, Shaped, lookup
+from irpar.kernels.registry import ScratchBytes
 from irpar.ops import traits
+
+
+def needed_bytes(node: Node) -> int:
+    """What the kernel of a node needs at most: what it takes where it is told to, and what it allocates itself."""
+    return scratch_bytes(node) + temporary_bytes(node)
 
 
 def scratch_bytes(node: Node) -> int:
     """What the kernel of a node takes at most; 0 where it takes none, or nobody knows before it runs."""
-    kernel = None if node.callee is not None else lookup(node.domain, node.op_type, node.version)
-    if kernel is None or kernel.scratch is None:
-        return 0
+    kernel = _kernel(node)
+    return 0 if kernel is None or kernel.scratch is None else _bound(node, kernel.scratch_bytes)
+
+
+def temporary_bytes(node: Node) -> int:
+    """What the kernel of a node allocates at most itself; 0 where that is little, or nobody knows before it runs."""
+    kernel = _kernel(node)
+    return 0 if kernel is None or kernel.temporaries is None else _bound(node, kernel.temporary_bytes)
+
+
+def _kernel(node: Node) -> Kernel | None:
+    return None if node.callee is not None else lookup(node.domain, node.op_type, node.version)
+
+
+def _bound(node: Node, declared: ScratchBytes) -> int:
+    """What is declared of a kernel, for the operands, results and attributes of a node."""
     operands = [None if value is None else _shaped(value) for value in node.operands]
     results = [_shaped(value) for value in node.results]
     if any(isinstance(value, RefAttribute) for value in node.attributes.values()):
@@ -22,16 +41,16 @@ def scratch_bytes(node: Node) -> int:
     if not is_known or len(known) < len(results):
         return 0
     attributes = {name: plain_attribute(value) for name, value in node.attributes.items()}
-    return kernel.scratch_bytes(operands, known, attributes)
+    return declared(operands, known, attributes)
 
 
 def most_scratch(graph: Graph) -> int:
-    """The most that a node of a graph takes, those in bodies and in called functions included."""
-    return max((scratch_bytes(node) for inner in _with_called(graph) for node in inner.walk()), default=0)
+    """The most that a node of a graph needs, those in bodies and in called functions included."""
+    return max((needed_bytes(node) for inner in _with_called(graph) for node in inner.walk()), default=0)
 
 
 def nested_scratch(node: Node) -> int:
-    """The most that a node in the bodies of a node takes."""
+    """The most that a node in the bodies of a node needs."""
     return max((most_scratch(nested) for nested in node.nested_graphs()), default=0) if node.attributes else 0
 
 

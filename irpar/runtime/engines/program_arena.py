@@ -10,7 +10,7 @@ from irpar.analysis.memory.arena import arena_lifetimes
 from irpar.analysis.memory.liveness import bytes_in, nested_bytes, uses_of
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime, Offsets, most_held
-from irpar.analysis.memory.scratch import scratch_bytes
+from irpar.analysis.memory.scratch import scratch_bytes, temporary_bytes
 from irpar.analysis.memory.sums import sums_in
 from irpar.analysis.segments import live_reads
 from irpar.ir import Graph, Node, TensorType, Value, captured_or_read
@@ -108,12 +108,16 @@ class _Block:
         return place(self.held)
 
     def outside(self) -> Iterator[Lifetime[Any]]:
-        """What its nodes make, and their bodies hold, that has no place; views apart, and what is written elsewhere."""
+        """What its nodes make and allocate on the way, and their bodies hold, that has no place; views apart.
+
+        So is what is written elsewhere.
+        """
         inside = {one.key for one in self.held}
         for step, node in enumerate(self._nodes):
             bodies = self._bodies.get(node)
             beside = nested_bytes(node) if bodies is None else max(body.most_outside() for body in bodies)
-            yield Lifetime(node, beside, step, step)
+            allocated = temporary_bytes(node) if node_place(node) == "device" else 0
+            yield Lifetime(node, beside + allocated, step, step)
             if node not in self._views.views and not waits_for_copy(node):
                 for value in node.results:
                     if value not in inside and value not in self._over:

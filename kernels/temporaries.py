@@ -1,0 +1,26 @@
+"""Temporaries: what kernels on a processor allocate themselves while they compute, as so many arrays like others."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .registry import ScratchBytes, Shaped
+
+_LEAST_ITEMSIZE = 4
+"""Bytes of an element of a temporary: small floats are computed as float32, flags count as what they choose between."""
+
+
+def arrays_like(*operands: float, results: float = 0) -> ScratchBytes:
+    """A bound of so many arrays like each operand, and like all results together.
+
+    The last number holds for all operands that follow. Elements are as large as the largest of any operand or result.
+    """
+    last = operands[-1] if operands else 0
+
+    def temporary_bytes(given: Sequence[Shaped | None], made: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+        known = [one for one in (*given, *made) if one is not None]
+        itemsize = max([_LEAST_ITEMSIZE, *(one.dtype.itemsize for one in known)])
+        counts = [*operands, *[last] * (len(given) - len(operands))]
+        elements = sum(count * one.elements for count, one in zip(counts, given, strict=False) if one is not None)
+        return int(elements + results * sum(one.elements for one in made)) * itemsize
+
+    return temporary_bytes
