@@ -105,7 +105,6 @@ def _of_rank(folder: Path, rank: int) -> "list[Lifetime[str]]":
     """What a rank of a partition holds, constants left out: they lie elsewhere."""
     from irpar.analysis.memory.arena import Scratch, arena_lifetimes
     from irpar.analysis.memory.offsets.lifetimes import Lifetime
-    from irpar.ir import Node
     from irpar.analysis.opening import with_calls_opened
     from irpar.ir import Value
     from irpar.runtime.pieces import open_programs
