@@ -10,7 +10,7 @@ from irpar.ir import Module, clone_module
 from irpar.ir.collector import collector_off
 from irpar.module_pipeline import default_pipeline
 from irpar.output.parts import Part, parts_of
-from irpar.output.plan import Plan, make_plan, original_of, read_plan, source_of
+from irpar.output.plan import Plan, check_unchanged, make_plan, original_of, read_plan, source_of
 from irpar.pass_manager.default_pipeline import NORMALISING
 from irpar.sharding import ArgumentError, IrparError, Mesh, require, spelled
 from irpar.units import count_text
@@ -376,6 +376,7 @@ class Partition:
             self._executors.pop(key).close()
         if key not in self._executors:
             if self.module is not None:
+                check_unchanged(self.plan.source, self.module)
                 fixed = {name: tensor.numpy() for name, tensor in self.module.fixed.items()}
                 made = Executor(self.module, self.module.mesh, parts=self.parts, fixed=fixed, **options)
             else:

@@ -79,6 +79,32 @@ def source_of(module: Module) -> dict[str, Any]:
     return {"model": str(module.source.absolute()), "sha256": sha256_of(module.source), "external": external}
 
 
+def check_unchanged(source: Mapping[str, Any], module: Module) -> None:
+    """Refuse to read at run time from external data that was written after its model was partitioned.
+
+    Args:
+        source: from `source_of`, of the model.
+        module: the programs.
+
+    Raises:
+        PlanError: a file has another size, or another time, than it had.
+    """
+    known = {entry["file"]: entry for entry in source["external"]}
+    constants = (value.data for graph in module.graphs for value in graph.constants if value.memory == "disk")
+    bases = (base for data in constants if data is not None for base in data.bases)
+    files = {base.path: base.name for base in bases if isinstance(base, ExternalTensor)}
+    for path, name in files.items():
+        entry, found = known.get(name), path.stat() if path.exists() else None
+        if entry is None or found is None or entry["mtime"] is None:
+            continue
+        if (found.st_size, found.st_mtime) != (entry["size"], entry["mtime"]):
+            raise PlanError(
+                "the file was written to after its model was partitioned: its weights may be others now",
+                where=str(path),
+                do="load and partition the model again",
+            )
+
+
 def sha256_of(path: Path) -> str:
     """The sha256 of a file, as plan.json has it.
 

@@ -28,7 +28,7 @@ from .launch.environment import World, threads_of_rank
 from .layout import TensorSpec
 from .lockstep import Lockstep
 from .log import CollectiveLog
-from .memory import check_memory, run_bytes
+from .memory import LIMIT, check_memory, run_bytes
 from .prepared import Prepared, Preparer, check_parts, check_spaces
 from .rank_state import RankState
 from .spaces import CopyThread, Spaces
@@ -140,6 +140,7 @@ class LocalRanks:
         self._fetched: tuple[tuple[str, ...], Prepared] | None = None
         self._lockstep = Lockstep(self._group, mesh, self._threads)
         self._bindings = Bindings(mesh, self._group, self._lockstep.long_seconds)
+        self._hold_weights()
         self._copying = {rank: CopyThread(rank) for rank in ranks if len(self._memories) > 1}
         self._spaces = {
             rank: Spaces(rank, self._engine.edge(rank), thread, self._disk) for rank, thread in self._copying.items()
@@ -172,6 +173,8 @@ class LocalRanks:
     def _check_memory(self, what: str, processes: int) -> None:
         """Refuse a run that does not fit into memory: that of the device and that of the host, each by itself.
 
+        Where both are accounts of one memory, this has to have room for both, whatever limit each is given.
+
         Raises:
             OutOfMemoryError: with both figures.
         """
@@ -180,7 +183,10 @@ class LocalRanks:
         needed = run_bytes(self.parts, self._threads, engine.writes_over, engine.keeps, adds_in_place=in_place)
         self._engine.check_memory(needed, what, processes)
         if "host" in self._memories:
-            check_memory(run_bytes(self.parts, self._threads, True, memory="host"), f"{what}, on the host,", processes)
+            on_host = run_bytes(self.parts, self._threads, True, memory="host")
+            check_memory(on_host, f"{what}, on the host,", processes)
+            if engine.device_array is None and not os.environ.get(LIMIT):
+                check_memory(needed + on_host, f"{what}, on device and host together,", processes)
 
     def _disk(self) -> Disk:
         """What reads and writes for the ranks of this process."""
@@ -188,6 +194,13 @@ class LocalRanks:
             if self._opened_disk is None:
                 self._opened_disk = Disk(os.environ.get(OFFLOAD_PATH) or self._offload_path)
             return self._opened_disk
+
+    def _hold_weights(self) -> None:
+        """Open the files from which weights are read while a program runs."""
+        graphs = [part.graph for part in self.parts]
+        constants = (value for graph in graphs for value in graph.constants if value.memory == "disk")
+        if found := [value.data for value in constants if value.data is not None]:
+            self._disk().hold(found)
 
     def _read(self, block: DiskArray) -> Any:
         """What lies on disk."""

@@ -160,10 +160,14 @@ class Lockstep:
 
     def _rank_error(self, state: RankState, error: Exception) -> RunError:
         who = rank_text(self._mesh, state.rank)
-        label = "" if state.step is None else state.step.segment.label
+        if state.copying is not None:
+            label = f"copy {state.copying.label}, from the {state.copying.source} to the {state.copying.target}"
+        else:
+            label = "" if state.step is None else state.step.segment.label
         if isinstance(error, IrparError):
             do = error.do or _check_original()
-            return RunError(f"{who}: {error.what}", where=error.where, notes=(*error.notes, label), do=do)
+            notes = (*error.notes, label) if label else error.notes
+            return RunError(f"{who}: {error.what}", where=error.where, notes=notes, do=do)
         return RunError(
             f"{who}: {type(error).__name__}: {error}",
             where=label,

@@ -16,8 +16,9 @@ from .engines.arrays import Arrays
 from .engines.control_flow import TRIPS, Trip, Trips, with_own_blocks
 from .errors import NodeError, RunError
 from .groups import Array, Call
+from .instructions import MemoryCopy
 from .prepared import PreparedPart
-from .spaces import Spaces, misread
+from .spaces import InFlight, Spaces, misread
 from .tape import (
     BodiesStep,
     BoundStep,
@@ -54,6 +55,7 @@ class RankState:
 
     Attributes:
         step: the segment that was begun last; None at the end.
+        copying: the copy between memories that is waited for, or begun; None: none is.
         go_on: comes to the next collective, to the next long segment, to `compute`, or to bound steps. What was come to
             last is done, and its result is given, where it was a collective; of bound steps, whether they have been
             taken; None else. It raises `StopIteration` at the end; and what an engine or a group raises, when `step`
@@ -94,6 +96,7 @@ class RankState:
         walked = prepared.tape.steps if steps is None else steps
         self.go_on: Callable[[Any], At] = self._walk(walked).send
         self.step: ComputeStep | None = None
+        self.copying: MemoryCopy | None = None
 
     def read(self, value: Value) -> Any:
         """A value that the rank holds."""
@@ -225,6 +228,7 @@ class RankState:
         """Copy a value to another memory, or begin to."""
         spaces = self._spaces
         assert spaces is not None
+        self.copying = step.copy
         if step.operand is None:
             assert step.constant is not None
             operand = spaces.constant(step.constant, self._constants)
@@ -236,6 +240,16 @@ class RankState:
         begun = spaces.start if type(step) is StartCopyStep else spaces.copy
         self._values[step.result] = begun(step.copy, operand)
         self._lies[step.result] = step.copy.target
+        self.copying = None
+
+    def _wait(self, step: WaitCopyStep) -> None:
+        """Wait for a copy that was started."""
+        assert self._spaces is not None
+        inflight: InFlight = self._values[step.inflight]
+        self.copying = inflight.copy
+        self._values[step.result] = self._spaces.wait(inflight)
+        self._lies[step.result] = inflight.copy.target
+        self.copying = None
 
     def _operand(self, step: CommunicateStep | StartStep) -> Any:
         """What a rank brings that is in no place."""
@@ -268,9 +282,7 @@ class RankState:
             elif isinstance(step, CopyStep):
                 self._copy(step)
             elif type(step) is WaitCopyStep:
-                assert self._spaces is not None
-                values[step.result] = self._spaces.wait(values[step.inflight])
-                self._lies[step.result] = self._lies[step.inflight]
+                self._wait(step)
             elif type(step) is CommitStep:
                 self._commit(step)
             elif type(step) is BodiesStep:

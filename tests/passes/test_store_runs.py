@@ -2,6 +2,9 @@
 
 import errno
 import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ from irpar.cli import main
 from irpar.pass_manager.default_pipeline import composed
 from irpar.passes.recompute import Recompute
 from irpar.passes.zero import Zero
+from irpar.runtime.errors import RunError
+from irpar.sharding import IrparError
 from tests.training.programs import MESHES, batch, classifier, same
 
 WAYS = {
@@ -49,6 +54,73 @@ def test_streamed_weights_give_what_the_original_gives(mesh: str, gpt: Path, tmp
         # From the parts' own files: nothing is copied to others first.
         assert {path.name for path in executor._disk()._read} == {"weights.bin"}
         assert not executor._disk()._spilled
+
+
+@pytest.fixture
+def streamed(gpt: Path, tmp_path: Path) -> Iterator[tuple[irpar.Partition, Path]]:
+    """A partition that reads from the model's own file while it runs, and that file."""
+    for path in gpt.parent.iterdir():
+        shutil.copy(path, tmp_path)
+    made = irpar.partition(irpar.load(tmp_path / gpt.name), "d=1", pipeline=composed(None, ["store{weights=disk}"]))
+    yield made, tmp_path / f"{gpt.name}.data"
+    made.close()
+
+
+IDS = {"input_ids": np.zeros((2, 16), np.int64)}
+
+
+def test_the_model_s_own_file_is_read_and_no_other(streamed: tuple[irpar.Partition, Path]) -> None:
+    made, data = streamed
+    expected = list(irpar.partition(irpar.load(data.with_suffix("")), "d=1").run(IDS, engine="numpy").values())
+    with made.executor(engine="numpy") as executor:
+        assert list(executor._disk()._read) == [data]
+        # What is put in its place is another file, which nobody has asked for.
+        turned = data.read_bytes()[::-1]
+        data.unlink()
+        data.write_bytes(turned)
+        for one, other in zip(executor.run(IDS).values(), expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert not executor._disk()._spilled
+
+
+def cut(data: Path) -> None:
+    os.truncate(data, data.stat().st_size // 2)
+
+
+def turn(data: Path) -> None:
+    time.sleep(0.02)  # A clock of the file system ticks in a few milliseconds.
+    data.write_bytes(data.read_bytes()[::-1])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (cut, "the file was written to after its model was partitioned"),
+        (turn, "the file was written to after its model was partitioned"),
+        (Path.unlink, "cannot read external data: No such file or directory"),
+    ],
+)
+def test_weights_that_are_others_before_a_run_are_told(
+    change: Callable[[Path], None], told: str, streamed: tuple[irpar.Partition, Path]
+) -> None:
+    made, data = streamed
+    change(data)
+    with pytest.raises(IrparError, match=told) as caught:
+        made.run(IDS, engine="numpy")
+    assert caught.value.where == str(data)
+
+
+@pytest.mark.parametrize("change", [cut, turn])
+def test_weights_that_change_during_a_run_are_told(
+    change: Callable[[Path], None], streamed: tuple[irpar.Partition, Path]
+) -> None:
+    made, data = streamed
+    made.run(IDS, engine="numpy")
+    change(data)
+    with pytest.raises(RunError, match="the file was written to while the program ran") as caught:
+        made.run(IDS, engine="numpy")
+    assert caught.value.where == str(data)
+    assert "from the disk to the device" in caught.value.notes[-1]
 
 
 def trained(mesh: str, *passes: Any, zero: Zero | None = None) -> tuple[list[Any], dict[str, Any]]:

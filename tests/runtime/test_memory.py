@@ -55,6 +55,27 @@ def test_the_limit_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
         memory_limit()
 
 
+COPIED = """
+mesh @m = ["x"=1]
+graph local @g(%h: f32[64] in host) -> (%y) opset 21 ranks [0] {
+  %d = irpar.Copy(%h) {to="device", id=0} : f32[64]
+  %y = Neg(%d) : f32[64]
+}
+"""
+
+
+def test_device_and_host_that_are_one_memory_have_room_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 bytes of the one and 256 of the other; a limit that is set holds for each by itself."""
+    monkeypatch.setattr(memory, "_group_limit", lambda: 600)
+    with pytest.raises(OutOfMemoryError, match="on device and host together, needs about 768 bytes of memory"):
+        api.partition(parse_module(COPIED), pipeline="group-segments").executor("numpy")
+    monkeypatch.setenv(memory.LIMIT, "600")
+    api.partition(parse_module(COPIED), pipeline="group-segments").executor("numpy")
+    monkeypatch.setenv(memory.LIMIT, "500")
+    with pytest.raises(OutOfMemoryError, match="needs about 512 bytes of memory, there are 500"):
+        api.partition(parse_module(COPIED), pipeline="group-segments").executor("numpy")
+
+
 def test_the_limit_is_the_smaller_of_machine_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_GROUP_LIMIT", tmp_path / "memory.max")
     machine = memory_limit()

@@ -44,7 +44,7 @@ class DirectFile:
         cached: its descriptor; the file is closed with it.
         path: where it can be opened once more.
         access: what that descriptor may be used for, as `os.open` has it.
-        elsewhere: how the user says that such files are to be in another folder; empty: it has its place.
+        elsewhere: how the user says that such files are to be in another folder; empty: it is one that is only read.
 
     Attributes:
         is_direct: whether it is used past the system's cache.
@@ -62,6 +62,7 @@ class DirectFile:
                 self._direct = os.open(path, access | _O_DIRECT | os.O_CLOEXEC)
                 self._handles.append(self._direct)
         self.is_direct = self._direct >= 0
+        self._written = os.fstat(cached).st_mtime_ns
 
     @classmethod
     def of_path(cls, path: Path) -> "DirectFile":
@@ -147,6 +148,19 @@ class DirectFile:
             if came <= done:
                 raise self._short("read", position, least, done + count)
             done = came
+
+    def check_unchanged(self) -> None:
+        """Refuse what was read of a file that others have written to since it was opened.
+
+        Raises:
+            StorageError: they have.
+        """
+        if os.fstat(self._cached).st_mtime_ns != self._written:
+            raise StorageError(
+                "the file was written to while the program ran: what was read may be of before or after",
+                where=self.name,
+                do="run it again when the file is whole; it must stay as it is meanwhile",
+            )
 
     def write(self, memory: Array, position: int) -> None:
         """Write memory at a position; both are those of blocks, as is the length.

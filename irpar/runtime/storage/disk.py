@@ -7,8 +7,9 @@ writes from, the memory where the array is used.
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -86,6 +87,16 @@ class Disk:
         cached = [file.name for file in self._files() if not file.is_direct]
         return tuple(f"{name}: through the system's cache, its file system has no O_DIRECT" for name in cached)
 
+    def hold(self, tensors: Iterable[Tensor]) -> None:
+        """Open the files in which constants lie: what is put there from now on under these names is another file.
+
+        One that cannot be opened is told of where it is read.
+        """
+        paths = (each.base.path for each in tensors if isinstance(each.base, ExternalTensor))
+        for path in dict.fromkeys(paths):
+            with suppress(StorageError):
+                self._file_of(path)
+
     def tensor(self, tensor: Tensor, rank: int) -> DiskArray:
         """A constant where it lies on disk: in its own file where its bytes stand there one after the other, else in a
         copy that is made now, piece by piece.
@@ -117,7 +128,7 @@ class Disk:
         end = extent.offset - extent.first_block + extent.nbytes if extent.nbytes else 0
         requests = [
             self._threads.submit(
-                extent.file.read,
+                extent.read,
                 memory[start : start + PIECE_BYTES],
                 extent.first_block + start,
                 min(PIECE_BYTES, end - start),

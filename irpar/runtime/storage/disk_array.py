@@ -33,6 +33,11 @@ class Extent:
         """Where the block begins that has the first byte."""
         return self.offset - self.offset % BLOCK
 
+    def read(self, memory: Array, position: int, least: int) -> None:
+        """As `DirectFile.read`; nobody else writes to the file."""
+        self.file.read(memory, position, least)
+        self.file.check_unchanged()
+
     @property
     def room(self) -> int:
         """Bytes of all blocks that have some of it."""
@@ -47,6 +52,10 @@ class LentExtent(Extent):
     def __init__(self, file: DirectFile, offset: int, nbytes: int, free: deque[int]) -> None:
         super().__init__(file, offset, nbytes)
         self._free = free
+
+    def read(self, memory: Array, position: int, least: int) -> None:
+        """As `DirectFile.read`; the rank that has the file writes to it all the time."""
+        self.file.read(memory, position, least)
 
     def __del__(self) -> None:
         self._free.append(self.first_block)
