@@ -55,6 +55,7 @@ def gradients(
     from irpar.api import module_of
     from irpar.ir import clone_module
     from irpar.ir.collector import collector_off
+    from irpar.pass_manager import without_copies
     from irpar.passes.autodiff import Autodiff
 
     check_names("outputs", outputs)
@@ -62,8 +63,9 @@ def gradients(
     for name, given in (("keep_outputs", keep_outputs), ("straight_through", straight_through)):
         require(name, given, bool, "give True or False")
     with collector_off():
-        work = clone_module(module_of(model, bind))
-        return _gradients(work, wrt, Autodiff(tuple(outputs), (), keep_outputs, straight_through))
+        module = module_of(model, bind)
+        autodiff = Autodiff(tuple(outputs), (), keep_outputs, straight_through)
+        return without_copies(lambda: _gradients(clone_module(module), wrt, autodiff))
 
 
 def _gradients(module: Module, wrt: Sequence[str], autodiff: "Autodiff") -> Module:

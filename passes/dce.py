@@ -53,7 +53,7 @@ class _Sweep:
                 continue
             if len(node.results) > 1 and not node.results[-1].has_uses:
                 self.counts["results"] += _trim_optional(node)
-            if node.attributes and any(True for _ in node.nested_graphs()):
+            if node.holds_graphs:
                 self.counts["results"] += _trim_bodies(node)
                 for nested in node.nested_graphs():
                     self.graph(nested)

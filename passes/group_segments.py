@@ -2,13 +2,13 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Literal
 
 from irpar.analysis.equal_nodes import equal_nodes
-from irpar.analysis.memory.liveness import held_bytes
+from irpar.analysis.memory.liveness import held_bytes, reads_of, uses_of
 from irpar.ir import Graph, Module, Node, captured_or_read
 from irpar.ops import called_communication, holds_collectives, traits
 from irpar.ops.collectives import number_alike
@@ -85,6 +85,7 @@ class _Arrangement:
         self.nodes = list(graph)
         self.on_host = _on_host(self.nodes)
         self.communicates = [holds_collectives(node) for node in self.nodes]
+        self.held_for = reads_of(graph)
         self.slots: list[int] = []
         self.barriers: list[int] = []
         self.count = 0
@@ -126,19 +127,23 @@ class _Arrangement:
 
     def apply(self) -> int:
         """Rearrange the graph; returns how many nodes have another slot."""
-        most = max(held for _, held in held_bytes(self.graph))
+        most = max(held for _, held in self._held())
         for _ in range(_MOST_ROUNDS):
             used, targets = self._targets()
             if targets == self.slots:
                 break
             self._put_into(targets)
             slot_of = dict(zip(self.nodes, targets, strict=True))
-            above = {slot_of[node] for node, held in held_bytes(self.graph) if node is not None and held > most}
+            above = {slot_of[node] for node, held in self._held() if node is not None and held > most}
             if not above:
                 return sum(target != slot for target, slot in zip(targets, self.slots, strict=True))
             self._give_way(above, used)
         self._put_into(self.slots)
         return sum(node is not was for node, was in zip(self.graph, self.nodes, strict=True))
+
+    def _held(self) -> Iterator[tuple[Node | None, int]]:
+        """What the device holds while each node runs, in the order in which the nodes stand now."""
+        return held_bytes(self.graph, uses_of(self.graph, self.held_for))
 
     def _put_into(self, slots: Sequence[int]) -> None:
         """Order nodes by slots; in each the host's are behind the device's, and communication is at the end."""

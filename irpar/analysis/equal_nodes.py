@@ -97,7 +97,7 @@ def _find(
     found: list[tuple[Node, Node]],
 ) -> None:
     for node in graph:
-        if node.attributes and any(True for _ in node.nested_graphs()):
+        if node.attributes and node.holds_graphs:
             for nested in node.nested_graphs():
                 _find(nested, may_merge, without, phase_of, ChainMap({}, table), same, found)  # type: ignore[arg-type]
             continue
@@ -115,16 +115,18 @@ def _node_key(node: Node, same: Same, without: frozenset[str], phase_of: PhaseOf
     if not node.results or not is_deterministic(node) or is_recomputed(node):
         return None
     attributes = []
-    for name in sorted(node.attributes):
+    for name in sorted(node.attributes) if node.attributes else ():
         if name in without:
             continue
         key = attribute_key(node.attributes[name])
         if key is None:
             return None
         attributes.append((name, key))
-    operands = tuple(None if value is None else same.get(value, value) for value in node.operands)
+    operands = node.operands
+    if same:
+        operands = tuple([None if value is None else same.get(value, value) for value in operands])
     facts = phase_of(node), node.stage, node.place, node.strategy
-    lies = tuple((value.sharding, value.memory) for value in node.results)
+    lies = tuple([(value.sharding, value.memory) for value in node.results])
     return node.domain, node.op_type, node.version, node.callee, operands, tuple(attributes), facts, lies
 
 

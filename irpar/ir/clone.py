@@ -12,13 +12,11 @@ from .value import Names, Value
 
 def clone_value(value: Value) -> Value:
     """A value with the same name, type and facts that belongs to nothing yet; its tensor is shared."""
-    made = Value(value.name, value.type, value.source)
-    made.data = value.data
-    made.sharding = value.sharding
-    made.global_shape = value.global_shape
-    made.memory = value.memory
-    made.doc = value.doc
-    made.metadata = dict(value.metadata) if value.metadata else None
+    made = Value.__new__(Value)  # All of it is set here: modules are copied again and again.
+    made.name, made.type, made._source, made.data = value.name, value.type, value._source, value.data
+    made.sharding, made.global_shape, made.memory = value.sharding, value.global_shape, value.memory
+    made.doc, made.metadata = value.doc, dict(value.metadata) if value.metadata else None
+    made.node, made.graph, made.index, made._uses = None, None, 0, {}
     return made
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from irpar.ir import ArrayTensor, DType, Ints, LazyTensor, Node, Tensor, Type, Value, tensor_type
 from irpar.sharding import IrparError
 
+from .effects import redistributes
 from .facts import CannotTellError, data_of, refers_to_call
 from .local_programs.program import LocalProgram
 from .op_def import DEFINITIONS, Infer, OpDef, Rule, definition
@@ -138,7 +139,7 @@ def _likeness(node: Node) -> Hashable | None:
         attributes.append((name, type(attribute), attribute.hex() if isinstance(attribute, float) else attribute))
     operands: list[Hashable] = []
     for value in node.operands:
-        if value is not None and (value.data is not None or value.node is not None):
+        if value is not None and (value.data is not None or (value.node is not None and redistributes(value.node))):
             data = data_of(value)
             if value.data is not None or data is not None:
                 told = None if data is None or data is not value.data else _told(data, node)

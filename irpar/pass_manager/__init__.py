@@ -5,7 +5,7 @@ result = manager.run(module)
 """
 
 from .instrumentation import Instrumentation
-from .manager import PassFailure, PassManager, PipelineResult, PipelineRun
+from .manager import PassFailure, PassManager, PipelineResult, PipelineRun, without_copies
 from .pipeline import (
     Pass,
     PassResult,
@@ -37,4 +37,5 @@ __all__ = [
     "parse_pipeline",
     "read_reproducer",
     "reproducer_pipeline",
+    "without_copies",
 ]

@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rich.table import Table
 
@@ -23,12 +25,38 @@ Again = Callable[[], Module]
 """Makes a module once more."""
 
 
+T = TypeVar("T")
+
+_KEEPS_COPIES = ContextVar("keeps_copies", default=True)
+
+
 def _same(module: Module) -> Again:
     return lambda: module
 
 
 class PassFailure(IrparError):  # noqa: N818 - it says that a pass failed
     """A pass failed through a bug of its own; the message names the file that replays it. Chained from the original."""
+
+
+def without_copies(make: Callable[[], T]) -> T:
+    """What several pipelines make, one after the other, without a copy of the module before each.
+
+    Where a pass fails, all is made again, with copies, so that the failure says how to replay it.
+
+    Args:
+        make: makes it, of what stays as it is.
+
+    Raises:
+        IrparError: as from `PassManager.run`.
+    """
+    before = _KEEPS_COPIES.set(False)
+    try:
+        return make()
+    except PassFailure:
+        pass
+    finally:
+        _KEEPS_COPIES.reset(before)
+    return make()
 
 
 @dataclass(frozen=True)
@@ -83,7 +111,7 @@ class PipelineRun:
         # A pass that fails may leave the module half changed. What it met is made again from this copy, so that at
         # most one copy is made, not one before each pass.
         self._again: Again | None = None
-        if watch.reproducer is not None:
+        if watch.reproducer is not None and (again is not None or _KEEPS_COPIES.get()):
             self._again = again or _same(clone_module(module))
 
     @property

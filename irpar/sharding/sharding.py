@@ -106,7 +106,7 @@ class Sharding:
     @classmethod
     def replicated(cls, mesh: Mesh, rank: int) -> "Sharding":
         """A tensor of the given rank, whole on every device."""
-        return cls(mesh, (_CLOSED,) * rank)
+        return _closed(mesh, ((),) * rank, (), "sum")
 
     @classmethod
     def open(cls, mesh: Mesh, rank: int) -> "Sharding":
@@ -171,7 +171,7 @@ class Sharding:
         """The priority of each dim."""
         return tuple(dim.priority for dim in self.dims)
 
-    @property
+    @cached_property
     def is_settled(self) -> bool:
         """True where nothing is left to completion: no dim is open or has a priority."""
         return not self.is_open and not any(self.priorities)
@@ -216,6 +216,8 @@ class Sharding:
         partial = tuple(axes)
         if (partial, reduce) == (self.partial, self.reduce):
             return self
+        if self.is_settled:
+            return _closed(self.mesh, self.axes, partial, reduce)
         return replace(self, partial=partial, reduce=reduce)
 
     def cut_further(self, axes: Sequence[Axis], shape: Sequence[int]) -> Iterator["Sharding"]:

@@ -27,27 +27,33 @@ def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
         settings: of the step.
         plan: of the step. What it holds as parameters and statistics is state here, which no result replaces.
     """
-    from irpar.differentiation import forget_domains, normalise
-    from irpar.ir import clone_module
     from irpar.ir.collector import collector_off
-    from irpar.pass_manager import PassManager
+    from irpar.pass_manager import without_copies
 
     with collector_off():
-        module = clone_module(model)
-        module.metadata.pop(SAID, None)  # The step has no optimizer here.
-        module.set_mesh(plan.mesh_of_ranks)
-        with_loss(module, replace(settings, micro_batches=1, short_batches=False))
-        graph = module.graph
-        held = {entry["name"]: entry for entry in plan.state if entry["kind"] in WEIGHTS}
-        known = {value.source_name: value for value in (*graph.inputs, *graph.constants)}
-        normalise(module, [known[name] for name in held if name in known])
-        for value in add_states(module, {name: entry["kind"] for name, entry in held.items() if name in known}):
-            # Its numbers are those of the step, which holds them.
-            graph.states[value] = replace(graph.states[value], data=None)
-        PassManager.parse(CLEAN).run(module)
-        forget_domains(module)
-        _shard_as(module, [*held.values(), *(as_one_batch(plan.training, entry) for entry in plan.inputs)])
-        return module
+        return without_copies(lambda: _evaluation(model, settings, plan))
+
+
+def _evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
+    from irpar.differentiation import forget_domains, normalise
+    from irpar.ir import clone_module
+    from irpar.pass_manager import PassManager
+
+    module = clone_module(model)
+    module.metadata.pop(SAID, None)  # The step has no optimizer here.
+    module.set_mesh(plan.mesh_of_ranks)
+    with_loss(module, replace(settings, micro_batches=1, short_batches=False))
+    graph = module.graph
+    held = {entry["name"]: entry for entry in plan.state if entry["kind"] in WEIGHTS}
+    known = {value.source_name: value for value in (*graph.inputs, *graph.constants)}
+    normalise(module, [known[name] for name in held if name in known])
+    for value in add_states(module, {name: entry["kind"] for name, entry in held.items() if name in known}):
+        # Its numbers are those of the step, which holds them.
+        graph.states[value] = replace(graph.states[value], data=None)
+    PassManager.parse(CLEAN).run(module)
+    forget_domains(module)
+    _shard_as(module, [*held.values(), *(as_one_batch(plan.training, entry) for entry in plan.inputs)])
+    return module
 
 
 def _shard_as(module: Module, entries: Sequence[Mapping[str, Any]]) -> None:

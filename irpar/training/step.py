@@ -85,10 +85,14 @@ def make_step(model: Module, settings: Settings, bind: Mapping[str, int]) -> tup
     """
     from irpar.ir import clone_module
     from irpar.ir.collector import collector_off
+    from irpar.pass_manager import without_copies
 
-    with collector_off():
+    def made() -> tuple[Module, tuple[str, ...]]:
         work = clone_module(model)
         return work, tuple(_train_step(work, settings, bind))
+
+    with collector_off():
+        return without_copies(made)
 
 
 def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> list[str]:

@@ -311,49 +311,23 @@ class _Completion:
     def _visit(self, node: Node) -> None:
         for view in self.views[node]:
             factors = self._merged(view)
-            if not any(factors):
-                continue
-            merged = tuple(factors)
-            for tensor, value in enumerate(view.values):
-                if value is not None and value in self.open:
-                    self._extend(node, view, tensor, value, merged)
+            if any(factors):
+                for value, wanted in zip(view.values, view.all_expressible(factors), strict=True):
+                    if value is not None and value in self.open:
+                        self._extend(node, view, value, wanted)
 
-    def _merged(self, view: RuleView) -> list[Axes]:
-        """Per factor the axes on which the values agree; of two factors that want one axis the earlier keeps it.
+    def _merged(self, view: RuleView) -> FactorAxes:
+        """Per factor the axes on which the values agree; what earlier rounds have decided goes before them."""
+        # What other readers want of a constant binds nobody: each may have its own copy.
+        known = [
+            None if value is None or (value.is_constant and value not in self.pinned) else self.axes.get(value)
+            for value in view.values
+        ]
+        lies = tuple([None if axes is None else tuple(axes) for axes in known])
+        return view.merged(lies, self.rounds.held.get(view))
 
-        What earlier rounds have decided goes before both.
-        """
-        merged: list[Axes] = [()] * len(view.rule.sizes)
-        clash: list[Axes | None] = [None] * len(view.rule.sizes)
-        for tensor, value in enumerate(view.values):
-            if value is None or value not in self.axes or (value.is_constant and value not in self.pinned):
-                # What other readers want of a constant binds nobody: each may have its own copy.
-                continue
-            for factor, axes in view.project(tensor, self.axes[value]).items():
-                known = merged[factor]
-                shorter, longer = (known, axes) if len(known) <= len(axes) else (axes, known)
-                if longer[: len(shorter)] == shorter:
-                    merged[factor] = longer
-                else:
-                    common = clash[factor]
-                    clash[factor] = _common(known if common is None else common, axes)
-        for factor, common in enumerate(clash):
-            if common is not None:
-                merged[factor] = common
-        held = self.rounds.held.get(view) or [()] * len(merged)
-        taken = [axis for axes in held for axis in axes]
-        for factor in view.reduced_last:
-            count = len(held[factor])
-            more = merged[factor][count:]
-            if merged[factor][:count] == held[factor] and are_disjoint(self.mesh, [*taken, *more]):
-                taken.extend(more)
-            else:
-                merged[factor] = held[factor]
-        return merged
-
-    def _extend(self, node: Node, view: RuleView, tensor: int, value: Value, factors: FactorAxes) -> None:
-        """Let open dims of a value take the axes that the factors give them."""
-        wanted = view.expressible(tensor, factors)
+    def _extend(self, node: Node, view: RuleView, value: Value, wanted: Sequence[Axes]) -> None:
+        """Let open dims of a value take the axes that the node gives them."""
         current = self.axes[value]
         added: list[Axis] = []
         for dim, axes in enumerate(wanted):
@@ -418,10 +392,3 @@ class _Completion:
             for value in tuple(graph.constants) if graph is not self.flow.graph else ():
                 if value.sharding is not None and not value.sharding.is_replicated:
                     self.flow.graph.lift_constant(value)
-
-
-def _common(a: Sequence[Axis], b: Sequence[Axis]) -> Axes:
-    count = 0
-    while count < min(len(a), len(b)) and a[count] == b[count]:
-        count += 1
-    return tuple(a[:count])

@@ -81,6 +81,7 @@ class Chooser:
     Attributes:
         states: per value its alternatives, the first as it is.
         free: per view which of its values cost nothing to bring anywhere.
+        standing: per value the views of the nodes that make and read it, and the places at which it stands there.
         offered: per value the alternatives that were considered already, by their ids.
         followed: per view what the node offers its values where one has an alternative.
     """
@@ -100,7 +101,8 @@ class Chooser:
         self.pinned = pinned
         self.kept = kept
         self.states: dict[Value, list[Sharding]] = {}
-        self.waiting: deque[tuple[Node, Value, Sharding]] = deque()
+        self.standing: dict[Value, list[tuple[RuleView, tuple[int, ...]]]] = {}
+        self.waiting: deque[tuple[RuleView, tuple[int, ...], Value, Sharding]] = deque()
         self.outputs = {value for graph in flow.trips for value in graph.outputs}
         self.kinds: dict[Node, AlikeNodes] = {}
         self.movable: dict[Value, bool] = {}
@@ -132,9 +134,8 @@ class Chooser:
     def _follow(self) -> None:
         """Suggest what follows from alternatives that are new."""
         while self.waiting:
-            node, value, state = self.waiting.popleft()
-            view = self.views[node]
-            self._suggest(view, self._followed(view, value, state))
+            view, places, value, state = self.waiting.popleft()
+            self._suggest(view, self._followed(view, places, value, state))
 
     # -- how values lie -------------------------------------------------------------------------------------------
 
@@ -230,34 +231,46 @@ class Chooser:
         values = view.values
         for place, state, is_part in offers:
             value = values[place]
-            if value is None or id(state) in self.offered[value]:
+            if value is None:
                 continue
-            if is_part and not self._is_carried_on(value, state.reduce):
+            known = self.offered[value]
+            if id(state) in known or (is_part and not self._is_carried_on(value, state.reduce)):
                 continue
-            self.offered[value][id(state)] = state
+            known[id(state)] = state
             self._add(value, state)
 
     def _add(self, value: Value, state: Sharding) -> None:
-        if not self._may_change(value) or (state.partial and value in self.outputs):
+        if state.partial and value in self.outputs:
             return
         states = self.states.get(value)
         if states is None:
+            if not self._may_change(value):
+                return
             assert value.sharding is not None
             states = self.states[value] = [value.sharding]
         if state in states or len(states) == MOST_STATES or not self._keeps(value, state):
             return
         states.append(state)
-        nodes = value.users if value.node is None else (value.node, *value.users)
-        self.waiting.extend((node, value, state) for node in nodes if node in self.views)
+        self.waiting.extend((view, places, value, state) for view, places in self._standing(value))
+
+    def _standing(self, value: Value) -> list[tuple[RuleView, tuple[int, ...]]]:
+        """Where a value stands in the views of the nodes that make and read it."""
+        known = self.standing.get(value)
+        if known is None:
+            nodes = value.users if value.node is None else (value.node, *value.users)
+            views = [self.views[node] for node in nodes if node in self.views]
+            known = self.standing[value] = [
+                (view, tuple([place for place, other in enumerate(view.values) if other is value])) for view in views
+            ]
+        return known
 
     def _keeps(self, value: Value, state: Sharding) -> bool:
         """Whether an alternative of a value leaves what is to be kept."""
         kept = self.kept.get(value, ())
         return all(axes[: len(old)] == old for axes, old in zip(state.axes, kept, strict=bool(kept)))
 
-    def _followed(self, view: RuleView, value: Value, state: Sharding) -> Offers:
-        """What a node offers its values where one of them has an alternative, the others lying as they do."""
-        places = tuple([place for place, other in enumerate(view.values) if other is value])
+    def _followed(self, view: RuleView, places: tuple[int, ...], value: Value, state: Sharding) -> Offers:
+        """What a node offers its values where one, at these places, has an alternative, the others lying as they do."""
         known = self.followed.get(view)
         if known is None:
             known = self.followed[view] = self._followed_alike(view)

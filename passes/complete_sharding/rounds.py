@@ -5,7 +5,7 @@ x : [8@dp, 64], w : [64, 256@tp!1]      round 0 has dp alone; round 1 has tp too
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from irpar.analysis.completion.placement import Axes, RuleView
+from irpar.analysis.completion.placement import Axes, FactorAxes, RuleView
 from irpar.ir import Value
 from irpar.ops import FactorRule, Kind
 from irpar.sharding import Axis, DimSharding, Sharding
@@ -23,7 +23,7 @@ class Rounds:
     """
 
     def __init__(self) -> None:
-        self.held: Mapping[RuleView, list[Axes]] = {}
+        self.held: Mapping[RuleView, FactorAxes] = {}
         self.kept: Mapping[Value, tuple[Axes, ...]] = {}
         self._later: dict[int, list[tuple[Value, int, DimSharding]]] = {}
         self._waiting: dict[Value, dict[int, Axes]] = {}
@@ -61,7 +61,7 @@ class Rounds:
             del self._waiting[value][dim]
         return begun
 
-    def end(self, held: Mapping[RuleView, list[Axes]], axes: Mapping[Value, Sequence[Axes]]) -> None:
+    def end(self, held: Mapping[RuleView, FactorAxes], axes: Mapping[Value, Sequence[Axes]]) -> None:
         """End a round before the last: what it has decided stays."""
         self.held = held
         if self._now < self._last:

@@ -113,7 +113,7 @@ class _Folder:
         Returns:
             The node to look at next.
         """
-        if any(True for _ in node.nested_graphs()):
+        if node.holds_graphs:
             self.flush()
             if node.identity == ("", "If") and (branch := _taken(node)) is not None:
                 return self.take(node, branch)

@@ -180,7 +180,7 @@ class _Localizer:
             if value.is_constant and value.graph is not None and not value.has_uses:
                 value.graph.remove_constant(value)
             node = value.node
-            if node is None or node.graph is None or not is_compute(node) or any(True for _ in node.nested_graphs()):
+            if node is None or node.graph is None or not is_compute(node) or node.holds_graphs:
                 continue  # What communicates, or may, does so on all devices.
             if not any(result.has_uses for result in node.results):
                 waiting.extend(node.inputs)

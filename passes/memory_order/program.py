@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from irpar.analysis.memory.liveness import bytes_in, last_uses, nested_bytes, roots_of
-from irpar.analysis.memory.replaced import in_flight, update_of, written_over
+from irpar.analysis.memory.replaced import held_for, update_of, written_over
 from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ops import called_communication, holds_collectives, traits
 
@@ -56,7 +56,7 @@ class _Reader:
         self._followers: list[list[int]] = [[] for _ in self._nodes]
         self._touches: list[dict[Value, None]] = []
         for node in self._nodes:
-            values = (*captured_or_read(node), *in_flight(node), *node.results)
+            values = (*held_for(node), *node.results)
             roots = (self._roots.get(value, value) for value in values)
             self._touches.append({root: None for root in roots if not root.is_constant and root.owner is graph})
 

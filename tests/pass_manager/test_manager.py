@@ -25,9 +25,11 @@ from irpar.pass_manager import (
     Progress,
     available_passes,
     find_pass,
+    manager,
     pipeline,
     read_reproducer,
     reproducer_pipeline,
+    without_copies,
 )
 from irpar.pass_manager.options import OptionError, format_value, parse_value
 from irpar.sharding import IrparError
@@ -389,6 +391,26 @@ def test_a_bug_leaves_a_reproducer_that_fails_again(tmp_path):
     again = failing(tmp_path, PassManager.parse(text).passes, module)
     assert "ZeroDivisionError" in str(again)
     assert (tmp_path / "crash-test-2.irpar").exists(), "the first reproducer stays"
+
+
+def test_pipelines_in_a_row_copy_nothing_until_a_pass_fails(tmp_path, monkeypatch):
+    copied = []
+    monkeypatch.setattr(manager, "clone_module", lambda module: copied.append(len(module.graph)) or clone_module(module))
+    watch = Instrumentation(reproducer=tmp_path)
+
+    def make(*passes):
+        module = small_module()
+        for pass_ in passes:
+            PassManager([pass_], watch).run(module)
+        return module
+
+    assert len(without_copies(lambda: make(Grow(), Grow())).graph) == len(make(Grow(), Grow()).graph)
+    assert len(copied) == 2, "only those of the pipelines that run by themselves"
+    with pytest.raises(PassFailure) as error:
+        without_copies(lambda: without_copies(lambda: make(Grow(), Crash())))
+    assert str(tmp_path / "crash-test.irpar") in str(error.value)
+    module, text = read_reproducer(tmp_path / "crash-test.irpar")
+    assert (len(module.graph), text) == (len(make(Grow()).graph), "crash-test")
 
 
 def test_a_mistake_of_the_user_goes_through_without_a_reproducer(tmp_path):

@@ -270,3 +270,19 @@ def test_types_that_another_package_infers_are_asked_of_each_node(monkeypatch):
         """
     )
     assert asked == ["y", "z"]
+
+
+def test_equal_types_become_one_object():
+    module = parse_module(
+        """
+        graph @g(%x: f32[2, 3], %z: f32[2, 3]) -> (%y, %u) opset 21 {
+          %a = Relu(%x) : f32[2, 3]
+          %y = Add(%a, %z) : ?
+          %u = Transpose(%y) {perm=[1, 0]} : f32[3, 2]
+        }
+        """
+    )
+    InferTypes().run(module)
+    types = {value.name: value.type for value in module.graph.values()}
+    assert types["x"] is types["z"] is types["a"] is types["y"]
+    assert [str(types[name]) for name in "xu"] == ["f32[2, 3]", "f32[3, 2]"]

@@ -4,7 +4,6 @@ h = MatMul(x : [8@dp, 64], w : [64, 256@tp])      rule ([i,j],[j,k])->([i,k]) re
 factors: i over dp, k over tp                      needs x [@dp, _], w [_, @tp]; gives h [@dp, @tp]
 """
 
-import itertools
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,7 +126,8 @@ class _Alike:
         projections: by (tensor, dim axes): factor axes.
         reduced_last: the factors, those that are reduced behind the others.
         assembled: by (tensor, factor axes): dim axes.
-        expressible: the same, without what cannot be said.
+        expressible: by factor axes: the same of all tensors, without what cannot be said.
+        merged: by the dim axes of all values: the factor axes on which they agree.
         placements: by (factor axes, what is carried).
         agreements: by the dim axes of all values: how a node runs that takes them as they are sharded.
         suggestions: by the dim axes of all values: what they suggest for each factor.
@@ -140,7 +140,8 @@ class _Alike:
     reduced_last: tuple[int, ...]
     projections: dict[tuple[int, tuple[Axes, ...]], Mapping[int, Axes]] = field(default_factory=dict)
     assembled: dict[tuple[int, FactorAxes], tuple[Axes, ...] | None] = field(default_factory=dict)
-    expressible: dict[tuple[int, FactorAxes], tuple[Axes, ...]] = field(default_factory=dict)
+    expressible: dict[FactorAxes, tuple[tuple[Axes, ...], ...]] = field(default_factory=dict)
+    merged: dict[tuple[tuple[Axes, ...] | None, ...], FactorAxes] = field(default_factory=dict)
     placements: dict[tuple[FactorAxes, Carried], Placement | None] = field(default_factory=dict)
     agreements: dict[tuple[tuple[Axes, ...] | None, ...], Placement | None] = field(default_factory=dict)
     suggestions: dict[tuple[tuple[Axes, ...] | None, ...], Suggested] = field(default_factory=dict)
@@ -313,16 +314,16 @@ class RuleView:
             dims.append(join_axes(self.mesh, axes))
         return tuple(dims)
 
-    def expressible(self, tensor: int, factors: FactorAxes) -> tuple[Axes, ...]:
-        """The dim axes of a tensor under those of its factors that can be said.
+    def all_expressible(self, factors: FactorAxes) -> tuple[tuple[Axes, ...], ...]:
+        """The dim axes of each tensor under those of its factors that can be said.
 
         A minor factor whose majors are not cut down to 1 is left out.
         """
-        key = tensor, factors
-        known = self._alike.expressible
-        if key not in known:
-            known[key] = self._expressible(*key)
-        return known[key]
+        known = self._alike.expressible.get(factors)
+        if known is None:
+            known = tuple([self._expressible(tensor, factors) for tensor in range(len(self.tensors))])
+            self._alike.expressible[factors] = known
+        return known
 
     def _expressible(self, tensor: int, factors: FactorAxes) -> tuple[Axes, ...]:
         present = {factor for parts in self.tensors[tensor] for factor in parts}
@@ -330,16 +331,51 @@ class RuleView:
         dims = self.assemble(tensor, left)
         while dims is None:
             for parts in self.tensors[tensor]:
-                for factor, following in itertools.pairwise(parts):
-                    if self.mesh.group_size(left[factor]) != self.rule.sizes[factor]:
-                        left[following] = ()
+                is_complete = True
+                for factor in parts:
+                    left[factor] = left[factor] if is_complete else ()
+                    is_complete = is_complete and self.mesh.group_size(left[factor]) == self.rule.sizes[factor]
             dims = self.assemble(tensor, left)
         return dims
 
-    @property
-    def reduced_last(self) -> tuple[int, ...]:
-        """The factors, those that are reduced behind the others."""
-        return self._alike.reduced_last
+    def merged(self, known: tuple[tuple[Axes, ...] | None, ...], held: FactorAxes | None = None) -> FactorAxes:
+        """Per factor the axes on which values agree; of two factors that want one axis the earlier keeps it.
+
+        Args:
+            known: the dim axes of the values, None where they bind nobody.
+            held: the axes of factors that are decided already, which go before both.
+        """
+        if held is not None:
+            return tuple(self._merged(known, held))
+        found = self._alike.merged.get(known)
+        if found is None:
+            found = self._alike.merged[known] = tuple(self._merged(known, ((),) * len(self.rule.sizes)))
+        return found
+
+    def _merged(self, known: Sequence[tuple[Axes, ...] | None], held: FactorAxes) -> list[Axes]:
+        merged: list[Axes] = [()] * len(held)
+        clash: list[Axes | None] = [None] * len(held)
+        for tensor, dims in enumerate(known):
+            for factor, axes in self.project(tensor, dims).items() if dims is not None else ():
+                before = merged[factor]
+                shorter, longer = (before, axes) if len(before) <= len(axes) else (axes, before)
+                if longer[: len(shorter)] == shorter:
+                    merged[factor] = longer
+                else:
+                    common = clash[factor]
+                    clash[factor] = _common(before if common is None else common, axes)
+        for factor, common in enumerate(clash):
+            if common is not None:
+                merged[factor] = common
+        taken = [axis for axes in held for axis in axes]
+        for factor in self._alike.reduced_last:
+            count = len(held[factor])
+            more = merged[factor][count:]
+            if merged[factor][:count] == held[factor] and are_disjoint(self.mesh, [*taken, *more]):
+                taken.extend(more)
+            else:
+                merged[factor] = held[factor]
+        return merged
 
     @cached_property
     def operand_sizes(self) -> tuple[tuple[int, tuple[int, ...], int], ...]:
@@ -529,6 +565,14 @@ class RuleView:
                 if axes:
                     found.insert(0, Carried(places, axes, reduce))
         return found
+
+
+def _common(a: Axes, b: Axes) -> Axes:
+    """The axes with which both begin."""
+    count = 0
+    while count < min(len(a), len(b)) and a[count] == b[count]:
+        count += 1
+    return a[:count]
 
 
 def has_rank(value: Value) -> bool:

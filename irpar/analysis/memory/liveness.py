@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from irpar.ir import COMMUNICATION, Graph, InflightType, Memory, Node, TensorType, Value, captured_or_read
+from irpar.ir import COMMUNICATION, Graph, InflightType, Memory, Node, TensorType, Value
 from irpar.ops import holds_collectives, traits
 from irpar.ops.bodies import waits_for_copy
 from irpar.ops.memory_copies import MEMORIES
 
-from .replaced import in_flight, let_go, update_of, written_over
+from .replaced import Reads, held_for, let_go, reads_of, update_of, written_over
 from .sums import sums_in, sums_of
 
 
@@ -35,9 +35,9 @@ class Peak:
 def value_bytes(value: Value) -> int:
     """Bytes of a static tensor value, or of one that is being copied; 0 for what has no static size."""
     known = value.type
-    if isinstance(known, InflightType) and value.node is not None and traits(value.node).copies:
+    if type(known) is InflightType and value.node is not None and traits(value.node).copies:
         known = known.elem
-    return known.nbytes if isinstance(known, TensorType) and known.is_static else 0
+    return known.nbytes if type(known) is TensorType and known.is_static else 0
 
 
 def bytes_in(value: Value, memory: Memory) -> int:
@@ -69,10 +69,16 @@ class Uses:
     last: dict[Value, Node]
 
 
-def uses_of(graph: Graph) -> Uses:
-    """What peak, arena and kinds of memory are counted from; who asks for several finds it once."""
-    roots = roots_of(graph)
-    return Uses(roots, last_uses(graph, roots))
+def uses_of(graph: Graph, reads: Reads | None = None) -> Uses:
+    """What peak, arena and kinds of memory are counted from; who asks for several finds it once.
+
+    Args:
+        graph: it.
+        reads: from `reads_of`, which is the same in any order of the nodes; None: it is found.
+    """
+    reads = reads_of(graph) if reads is None else reads
+    roots = roots_of(graph, reads)
+    return Uses(roots, last_uses(graph, roots, reads))
 
 
 def peak(graph: Graph, uses: Uses | None = None, memory: Memory = "device") -> Peak:
@@ -132,13 +138,13 @@ def nested_bytes(node: Node, memory: Memory = "device") -> int:
     return max((peak(nested, memory=memory).activation_bytes for nested in node.nested_graphs()), default=0)
 
 
-def roots_of(graph: Graph) -> dict[Value, Value]:
+def roots_of(graph: Graph, reads: Reads | None = None) -> dict[Value, Value]:
     """Values that are views, or are written over others, and the value whose bytes they share.
 
     Written over are state, and the sums that a loop carries: in its body these are what the loop gives. What they begin
     as, one number spread to a shape, is a view of that. What a copy in flight comes to is there from its start on.
     """
-    roots: dict[Value, Value] = dict(written_over(graph))
+    roots: dict[Value, Value] = dict(written_over(graph, reads=reads))
     roots.update((value, each.final) for each in sums_in(graph) for value in (each.before, each.after))
     starts = (each.start for node in graph if node.attributes for each in sums_of(node))
     roots.update((start, start.node.inputs[0]) for start in starts if start is not None and start.node is not None)
@@ -149,7 +155,7 @@ def roots_of(graph: Graph) -> dict[Value, Value]:
     return roots
 
 
-def last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
+def last_uses(graph: Graph, roots: dict[Value, Value], reads: Reads | None = None) -> dict[Value, Node]:
     """The last node that reads each value or a view of it; graph results are read by the return node.
 
     State is held to the end; but that which a step of training replaces, and is not written over, until its last reader
@@ -163,10 +169,9 @@ def last_uses(graph: Graph, roots: dict[Value, Value]) -> dict[Value, Node]:
         if node is first:
             # Until then the old state is there to go back to.
             last.update((value, node.previous or node) for value in going)
-        read, taken = captured_or_read(node), in_flight(node)
-        for value in (*read, *taken) if taken else read:
+        for value in held_for(node) if reads is None else reads[node]:
             root = roots.get(value, value)
-            if root.data is None and root.owner is graph and root not in states:
+            if root.data is None and root not in states and root.owner is graph:
                 last[root] = node
     return last
 

@@ -1,10 +1,10 @@
 """What becomes of the state before a training step: let go once the loss is known, or written over."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.engines import writes_out
-from irpar.ir import DType, Graph, Node, Value, captured_or_read, tensor_type
+from irpar.ir import DOMAIN, DType, Graph, Node, Value, captured_or_read, tensor_type
 from irpar.ir.state import LOSS
 from irpar.ops import traits
 from irpar.ops.bodies import waits_for_copy
@@ -50,13 +50,28 @@ def let_go(graph: Graph, kept: Iterable[Value] = ()) -> dict[Value, Value]:
 
 def in_flight(node: Node) -> tuple[Value, ...]:
     """What the collective or copy took whose result a node waits for."""
-    if node.is_return or not traits(node).waits:
+    if node.domain != DOMAIN or node.is_return or not traits(node).waits:
         return ()
     start = node.inputs[0].node
     return () if start is None else start.inputs
 
 
-def written_over(graph: Graph, kept: Sequence[Value] = ()) -> dict[Value, Value]:
+def held_for(node: Node) -> tuple[Value, ...]:
+    """What is held until a node has run: what it reads, and what the collective or copy took that it waits for."""
+    taken = in_flight(node)
+    return (*captured_or_read(node), *taken) if taken else captured_or_read(node)
+
+
+Reads = Mapping[Node, tuple[Value, ...]]
+"""What is held for each node of a graph, its end included."""
+
+
+def reads_of(graph: Graph) -> Reads:
+    """What is held for each node; in which order they run does not change it."""
+    return {node: held_for(node) for node in (*graph, graph.return_node)}
+
+
+def written_over(graph: Graph, kept: Sequence[Value] = (), reads: Reads | None = None) -> dict[Value, Value]:
     """The results that are written where the state lies that they replace, and that state.
 
     w' = Sub(w, change): f32[8, 8]      over w, if neither w nor what may be a view of it is read later
@@ -67,16 +82,17 @@ def written_over(graph: Graph, kept: Sequence[Value] = ()) -> dict[Value, Value]
     Args:
         graph: it, in global or local view.
         kept: values that are to outlive a run besides its results.
+        reads: from `reads_of`; None: it is found.
     """
     if update_of(graph) is None:
         return {}
     candidates = {new: old for old, new in let_go(graph, kept).items() if _can_write(new, old)}
     if not candidates:
         return {}
-    reads = _Reads(graph, {*candidates, *candidates.values()})
-    reads.keep(graph.outputs)
-    reads.keep(kept)
-    return {new: old for new, old in candidates.items() if reads.allow(new, old)}
+    watched = _Watched(graph, {*candidates, *candidates.values()}, reads_of(graph) if reads is None else reads)
+    watched.keep(graph.outputs)
+    watched.keep(kept)
+    return {new: old for new, old in candidates.items() if watched.allow(new, old)}
 
 
 def _can_write(new: Value, old: Value) -> bool:
@@ -116,22 +132,24 @@ class _Read:
     last_view: int = -1
 
 
-class _Reads:
+class _Watched:
     """Where some values and their views are read.
 
     Args:
         graph: it.
         watched: those values.
+        reads: from `reads_of`.
     """
 
-    def __init__(self, graph: Graph, watched: set[Value]) -> None:
+    def __init__(self, graph: Graph, watched: set[Value], reads: Reads) -> None:
         self._reads = {value: _Read() for value in watched}
         self._views: dict[Value, tuple[Value, ...]] = {value: (value,) for value in watched}
         """Values, and of which watched ones they may be views."""
         self._kept: set[Value] = set()
         self._made: dict[Value, int] = {}
+        views = self._views
         for place, node in enumerate(graph):
-            known = [value for value in (*captured_or_read(node), *in_flight(node)) if value in self._views]
+            known = [value for value in reads[node] if value in views]
             if known:
                 self._read(node, place, known)
             for value in node.results:

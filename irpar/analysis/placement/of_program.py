@@ -12,7 +12,7 @@ from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.node import Work, node_flops
 from irpar.analysis.engines import is_known
 from irpar.analysis.memory.liveness import Uses, nested_bytes, uses_of, value_bytes
-from irpar.analysis.memory.replaced import in_flight
+from irpar.analysis.memory.replaced import held_for
 from irpar.analysis.newest import view_roots
 from irpar.ir import Graph, Node, TensorType, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
@@ -177,7 +177,7 @@ class _Reader:
         for node in self.nodes:
             if traits(node).reads_sizes:
                 continue
-            for value in (*captured_or_read(node), *in_flight(node)):
+            for value in held_for(node):
                 root = self.views.get(value, value)
                 if root in self.found:
                     self.found[root].reads[self.times[node], node] = None

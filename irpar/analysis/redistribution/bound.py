@@ -85,8 +85,11 @@ def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices
             found[counts] = cost
             for before, op, n, operand in _before(product, partial, goal, counts, whole_bytes):
                 before = ordered(before)
+                if before in found:
+                    continue
                 more = cost + (prices.least(op, n, operand) if op else 0)
-                if before not in found and more < best.get(before, more + 1):
+                known = best.get(before)
+                if known is None or more < known:
                     best[before] = more
                     heapq.heappush(queue, (more, before))
         return found.get(wanted)
@@ -105,13 +108,17 @@ def _order(goal: Counts) -> Callable[[Counts], Counts]:
     for dim, count in enumerate(goal[:-1]):
         places[count].append(dim)
     alike = [dims for dims in places.values() if len(dims) > 1]
+    known: dict[Counts, Counts] = {}
 
     def ordered(counts: Counts) -> Counts:
-        found = list(counts)
-        for dims in alike:
-            for dim, count in zip(dims, sorted(counts[dim] for dim in dims), strict=True):
-                found[dim] = count
-        return tuple(found)
+        made = known.get(counts)
+        if made is None:
+            found = list(counts)
+            for dims in alike:
+                for dim, count in zip(dims, sorted(counts[dim] for dim in dims), strict=True):
+                    found[dim] = count
+            made = known[counts] = tuple(found)
+        return made
 
     return ordered if alike else lambda counts: counts
 

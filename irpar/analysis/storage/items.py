@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from irpar.analysis.memory.liveness import value_bytes
-from irpar.analysis.memory.replaced import in_flight
+from irpar.analysis.memory.replaced import held_for
 from irpar.analysis.newest import view_roots
-from irpar.ir import DType, Graph, Node, State, TensorType, Value, captured_or_read
+from irpar.ir import DType, Graph, Node, State, TensorType, Value
 from irpar.ops.memory_copies import node_place
 
 Kind = Literal["weights", "state", "activations"]
@@ -111,6 +111,6 @@ def reads_of(graph: Graph, roots: Mapping[Value, Value]) -> dict[Value, list[int
     """The places where each value, or a view of it, is read; what a started collective takes is until the wait."""
     found: dict[Value, list[int]] = {}
     for place, node in enumerate(graph):
-        for value in dict.fromkeys(roots.get(each, each) for each in (*captured_or_read(node), *in_flight(node))):
+        for value in dict.fromkeys(roots.get(each, each) for each in held_for(node)):
             found.setdefault(value, []).append(place)
     return found

@@ -54,6 +54,7 @@ class Inference:
         self.examples: list[str] = []
         self._onnx = OnnxInference()
         self._known: dict[object, Sequence[Type]] = {}
+        self._types: dict[Type, Type] = {}
         self._calls: dict[object, tuple[Type, ...]] = {}
         self._rehearsal: Inference | None = None
 
@@ -69,6 +70,8 @@ class Inference:
         Raises:
             TypeInferenceError: see the class.
         """
+        for value in (*graph.inputs, *graph.constants):
+            value.type = self._types.setdefault(value.type, value.type)
         for node in graph:
             self.node(node)
 
@@ -111,7 +114,7 @@ class Inference:
             return self._operator(node)
         if any(isinstance(attribute, RefAttribute) for attribute in node.attributes.values()):
             return [UNKNOWN] * len(node.results)
-        if any(True for _ in node.nested_graphs()):
+        if node.holds_graphs:
             infer = control_flow.INFER.get(node.identity)
             return [UNKNOWN] * len(node.results) if infer is None else infer(self, node)
         return self._operator(node)
@@ -121,7 +124,7 @@ class Inference:
         key = _key_of_node(node)
         types = None if key is None else self._known.get(key)
         if types is None:
-            types = self._asked(node)
+            types = [self._types.setdefault(type_, type_) for type_ in self._asked(node)]
             if key is not None:
                 self._known[key] = types
         return types
@@ -144,6 +147,7 @@ class Inference:
     def _set(self, node: Node, value: Value, inferred: Type) -> bool:
         known = value.type
         if inferred == known:
+            value.type = inferred  # Equal types are one object, so that who compares them later is done at once.
             return False
         kinds = without_dims(inferred), without_dims(known)
         if kinds[0] != kinds[1] and "?" not in kinds:

@@ -5,6 +5,7 @@ from irpar.analysis.completion.placement import Placement, RuleView, rule_view, 
 from irpar.analysis.cost.network import BYTES
 from irpar.ir import Function, Graph, Node
 from irpar.ir.text.files import parse_module
+from irpar.ops import FactorRule, Kind
 from irpar.sharding import Axis, Mesh
 
 
@@ -65,6 +66,17 @@ def test_nodes_of_one_kind_share_all_but_their_values() -> None:
     assert views[1].ways == (views[1],)  # type: ignore[union-attr]
     assert views[1].flops == alone.flops  # type: ignore[union-attr]
     assert views[2].shared() != alone.shared()  # type: ignore[union-attr]
+
+
+def test_what_stands_behind_a_factor_of_one_is_left_out_with_it() -> None:
+    module = parse_module('mesh @m = ["x"=2, "y"=2] graph @g(%a: f32[32]) -> (%b) opset 21 { %b = Relu(%a) : f32[32] }')
+    rule = FactorRule((((0, 1, 2),),), (((0, 1, 2),),), (4, 1, 8), (Kind.PASS,) * 3)
+    assert module.graph.last is not None
+    view = RuleView(module.graph.last, rule, module.mesh)
+    both, minor, whole = ((Axis("x"), Axis("y")),), ((Axis("x"),),), ((),)
+    assert view.all_expressible(((Axis("x"),), (), (Axis("y"),))) == (minor, minor)
+    assert view.all_expressible((both[0], (), ())) == (both, both)
+    assert view.all_expressible(((), (), (Axis("y"),))) == (whole, whole)
 
 
 def test_minor_factors_are_cut_only_inside_whole_majors() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from irpar.analysis.memory.liveness import held_bytes, peak
-from irpar.analysis.memory.replaced import let_go, update_of, written_over
+from irpar.analysis.memory.liveness import held_bytes, peak, uses_of
+from irpar.analysis.memory.replaced import let_go, reads_of, update_of, written_over
 from irpar.ir import Graph, parse_module
 
 STEP = """
@@ -62,6 +62,18 @@ WITH_LATER = ("-> (%loss", "-> (%loss, %late")
 )  # fmt: skip
 def test_else_there_is_a_second_copy(changes: list[tuple[str, str]], left: dict[str, str]) -> None:
     assert names(step(*changes)) == left
+
+
+def test_what_nodes_read_is_found_once_for_all_orders() -> None:
+    graph = step(WITH_LATER, (LAST, LAST + "  %late = Neg(%w) : f32[256]\n"))
+    reads = reads_of(graph)
+    assert uses_of(graph, reads) == uses_of(graph)
+    assert names(graph) == {"m_1": "m"}
+    *others, update, late = graph
+    graph.reorder([*others, late, update])
+    assert uses_of(graph, reads) == uses_of(graph)
+    assert written_over(graph, reads=reads) == written_over(graph)
+    assert names(graph) == {"m_1": "m", "w_1": "w"}
 
 
 @pytest.mark.parametrize(("operand", "held"), [("%w", 4), ("%h", 3)])
