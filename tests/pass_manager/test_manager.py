@@ -395,7 +395,9 @@ def test_a_bug_leaves_a_reproducer_that_fails_again(tmp_path):
 
 def test_pipelines_in_a_row_copy_nothing_until_a_pass_fails(tmp_path, monkeypatch):
     copied = []
-    monkeypatch.setattr(manager, "clone_module", lambda module: copied.append(len(module.graph)) or clone_module(module))
+    monkeypatch.setattr(
+        manager, "clone_module", lambda module: copied.append(len(module.graph)) or clone_module(module)
+    )
     watch = Instrumentation(reproducer=tmp_path)
 
     def make(*passes):
