@@ -4,7 +4,7 @@ y = Loop(n, go, h) { body(i, go, a) -> (go, b) }      h, a, b and y are one tens
                                                       comes out of a trip otherwise is moved before the next one
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeVar
@@ -19,7 +19,7 @@ from irpar.ops.rule import FactorRule, RuleBuilder
 from irpar.sharding import IrparError, Mesh, Sharding
 
 from .placement import Placement, RuleView, fits, has_rank, placement_as_it_lies, rule_view, whole_placement
-from .situation import Situation, costs_nothing
+from .situation import Situation, costs_nothing, runs_free
 
 T = TypeVar("T")
 
@@ -109,7 +109,7 @@ class Flow:
         self._views: dict[Tie, RuleView | None] = {}
         self._rules: dict[Node, RuleView | None] = {}
         self._end_ties: dict[Node, dict[int, Tie]] = {}
-        self._placed: dict[tuple[Node, Network, tuple[Sharding | None, ...], tuple[bool, ...]], Placement] = {}
+        self._placed: dict[Hashable, Placement] = {}
         self._enter(graph)
         self._views.update((tie, self._view(graph.return_node, tie)) for tie in self.states)
 
@@ -255,13 +255,16 @@ class Flow:
         if view is None:
             return whole_placement(node, self.mesh)
         lies = tuple([None if value is None else value.sharding for value in view.values])
-        free = view.none_free
+        free, times = view.none_free, self.times(view)
         if view.reads_constants:  # No other value may cost nothing.
             free = tuple([costs_nothing(v, lie, is_pinned) for v, lie in zip(view.values, lies, strict=True)])
-        key = node, network, lies, free
-        found = self._placed.get(key)
+        known: dict[Hashable, Placement] = self._placed
+        key: Hashable = node, network, lies, free
+        if view.is_by_kind and runs_free(view, network):
+            known, key = view.memo, ("placed", network, lies, times, node.phase)
+        found = known.get(key)
         if found is None:
-            found = self._placed[key] = Situation(view, lies, free, network, self.times(view)).choose()
+            found = known[key] = Situation(view, lies, free, network, times).choose()
         return found
 
     def times(self, view: RuleView) -> tuple[int, ...] | None:

@@ -186,6 +186,7 @@ class RuleView:
     Attributes:
         program: the local program that works along factors of the rule, if the operator has one.
         ways: itself and the other rules by which the node may run, among which its placement is chosen.
+        memo: what others found out of the node and holds for all of its kind, by what they call it; see `is_by_kind`.
     """
 
     def __init__(self, node: Node, rule: FactorRule, mesh: Mesh, values: Sequence[Value | None] | None = None) -> None:
@@ -201,6 +202,7 @@ class RuleView:
         shapes = tuple(None if value is None else value.shape for value in self.values)
         self._alike = _alike(rule, mesh, shapes, self.program_factors)
         self.moves = self._alike.moves
+        self.memo: dict[Hashable, Any] = {}
 
     @classmethod
     def like(cls, shared: Mapping[str, Any], node: Node) -> "RuleView":
@@ -212,7 +214,7 @@ class RuleView:
 
     def shared(self) -> Mapping[str, Any]:
         """What is the same for all nodes of the kind: they have one rule, the same types and no other way to run."""
-        names = ("mesh", "rule", "tensors", "operand_count", "program", "program_factors", "_alike", "moves")
+        names = ("mesh", "rule", "tensors", "operand_count", "program", "program_factors", "_alike", "moves", "memo")
         known = ("reads_constants", "none_free", "operand_sizes", "result_sizes", "sums_products", "has_programs")
         return {name: getattr(self, name) for name in (*names, *known)}
 
@@ -395,6 +397,14 @@ class RuleView:
     def reads_constants(self) -> bool:
         """Whether one of the values is a constant."""
         return any(value is not None and value.is_constant for value in self.values)
+
+    @property
+    def is_by_kind(self) -> bool:
+        """Whether which operands the node carries in parts, and what it was told, holds for all of its kind.
+
+        Numbers of constants may say the first.
+        """
+        return not self.reads_constants and self.node.strategy is None
 
     @cached_property
     def none_free(self) -> tuple[bool, ...]:
@@ -648,7 +658,18 @@ def placement_as_it_lies(node: Node, view: RuleView | None, mesh: Mesh) -> Place
     if view is None:
         whole = whole_placement(node, mesh)
         return whole if fits(node, whole) else None
-    lies = [None if value is None else value.sharding for value in view.values]
+    lies = tuple([None if value is None else value.sharding for value in view.values])
+    if not view.is_by_kind:
+        return _fitting(node, view, lies)
+    key = "as it lies", lies
+    if key not in view.memo:
+        view.memo[key] = _fitting(node, view, lies)
+    found: Placement | None = view.memo[key]
+    return found
+
+
+def _fitting(node: Node, view: RuleView, lies: Sequence[Sharding | None]) -> Placement | None:
+    """The first of its ways to run a node that takes and gives its values as they lie."""
     known = [None if lie is None else lie.canonical.axes for lie in lies]
     for way in view.ways:
         factors = tuple(choices[0] for choices in suggested(way, known))

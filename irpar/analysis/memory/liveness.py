@@ -123,13 +123,14 @@ def held_bytes(graph: Graph, uses: Uses | None = None, memory: Memory = "device"
                 made = value_bytes(value)
                 held += made
                 unread += 0 if value in last else made
-        has_bodies = bool(node.attributes) and (node.holds_graphs or node.callee is not None)
-        yield node, held + (nested_bytes(node, memory) if has_bodies else 0)
+        yield node, held + nested_bytes(node, memory)
         held -= ends.get(node, 0) + unread
 
 
 def nested_bytes(node: Node, memory: Memory = "device") -> int:
     """The most that the bodies of a node hold at once while it runs; of a call beside its operands and results."""
+    if not node.attributes or not (node.holds_graphs or node.callee is not None):
+        return 0
     if node.callee is not None and node.callee.domain == COMMUNICATION:
         body = node.callee.graph
         ends = (*body.inputs, *dict.fromkeys(body.outputs))
