@@ -8,7 +8,8 @@ from enum import IntEnum
 from typing import ClassVar, Literal
 
 from irpar.analysis.equal_nodes import equal_nodes
-from irpar.analysis.memory.liveness import held_bytes, reads_of, uses_of
+from irpar.analysis.memory.liveness import held_bytes, uses_of
+from irpar.analysis.memory.replaced import reads_of
 from irpar.ir import Graph, Module, Node, captured_or_read
 from irpar.ops import called_communication, holds_collectives, traits
 from irpar.ops.collectives import number_alike
