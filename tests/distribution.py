@@ -21,9 +21,19 @@ WITH_CASES = {
 }
 """Files with ONNX's own cases, which take some ten seconds to make: one process makes them."""
 
+APART = {"tests/ops/gradients/test_sharded.py", "tests/test_random_attributes.py"}
+"""Files of many minutes in make test-all whose tests share nothing: each goes where there is room."""
+
 LONG = (
     "tests/onnx_io/test_cut_cases.py",
+    "tests/test_fused_communication.py",
     "tests/test_random_attributes.py",
+    "tests/models/test_training_groups.py",
+    "tests/training/test_zero_families.py",
+    "tests/analysis/redistribution/test_every_pair.py",
+    "tests/kernels/cuda/test_attention_gradient.py",
+    "tests/kernels/cuda/test_few_rows.py",
+    "tests/kernels/cuda/test_channels_last.py",
     "tests/runtime/groups/mpi/test_group.py",
     "tests/test_docs.py",
     "tests/runtime/groups/test_process_faults.py",
@@ -45,7 +55,7 @@ LONG = (
     "tests/runtime/groups/test_processes.py",
     "tests/test_partition.py",
 )
-"""Files of more than ten seconds, the first two of many minutes in make test-all.
+"""Files of more than ten seconds, the first nine of minutes in make test-all, where they have all their tests.
 
 Begun last, one of them would leave the other processes idle.
 """
@@ -54,12 +64,14 @@ Begun last, one of them would leave the other processes idle.
 def together(node: str) -> str:
     """What a test of this id runs with in one process, which makes once what they share."""
     file = node.partition("::")[0]
+    if file in APART:
+        return node
     return "cases of ONNX" if file in WITH_CASES else file
 
 
 def place(node: str) -> int:
     """When a test of this id begins: with its file, the long ones first."""
-    group = together(node)
+    group = together(node).partition("::")[0]
     return LONG.index(group) if group in LONG else len(LONG)
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.distribution import LONG, WITH_CASES, in_part, place, together
+from tests.distribution import APART, LONG, WITH_CASES, in_part, place, together
 from tests.patience import patient
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_files_that_are_named_exist() -> None:
-    assert [file for file in {*LONG, *WITH_CASES} - {"cases of ONNX"} if not (ROOT / file).exists()] == []
+    assert [file for file in {*APART, *LONG, *WITH_CASES} - {"cases of ONNX"} if not (ROOT / file).exists()] == []
 
 
 def test_long_files_come_first() -> None:
@@ -23,6 +23,8 @@ def test_long_files_come_first() -> None:
     )
     assert {together(f"{file}::test_any") for file in WITH_CASES} == {"cases of ONNX"}
     assert together("tests/test_traps.py::test_any") == "tests/test_traps.py"
+    assert {together(f"{file}::test_any[x::y]") for file in APART} == {f"{file}::test_any[x::y]" for file in APART}
+    assert place("tests/test_random_attributes.py::test_any[0]") < len(LONG)
 
 
 def test_parts_are_all_together_and_have_whole_files() -> None:
@@ -34,7 +36,7 @@ def test_parts_are_all_together_and_have_whole_files() -> None:
     assert min(map(len, parts)) > len(nodes) / 4
     for part in parts:
         assert not {together(node) for node in part} & {together(node) for node in nodes - part}
-        assert sum(f"{file}::test_a" in part for file in LONG[:6]) == 2
+        assert sum(f"{file}::test_a" in part for file in LONG[3:9]) == 2
     assert in_part(nodes, "1/1") == nodes
 
 

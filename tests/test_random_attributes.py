@@ -48,7 +48,7 @@ def test_few_programs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, PROGRAMS, PART))
 def test_many_programs(first: int) -> None:
-    _check(list(survey(range(first, first + budget(PART)), jobs=2)))
+    _check(list(survey(range(first, first + budget(PART)))))
 
 
 def test_a_program_is_drawn_by_its_seed_alone() -> None:
