@@ -192,7 +192,8 @@ class Group(Protocol):
             waiting: rank to call, for all ranks of this process that have come to a collective; the others are done.
 
         Returns:
-            The results of at least one rank; ranks without one go on waiting.
+            The results of at least one rank; ranks without one go on waiting. Members may share a result, which nobody
+            writes to then.
 
         Raises:
             MismatchError: the ranks of a group came to different collectives, or brought operands that do not fit.

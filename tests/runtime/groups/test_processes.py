@@ -1,6 +1,7 @@
 """Collectives of ranks that are processes, against those of threads: equal to the last bit."""
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from irpar.runtime.errors import MismatchError
 from irpar.runtime.groups import Call, Collective, ThreadGroup
+from irpar.runtime.groups.shared_memory.rooted import QuickRooted
 from irpar.runtime.groups.shared_memory.segment import SegmentLayout
 from irpar.sharding import Axis, Mesh
 from tests.budget import budget
@@ -50,6 +52,10 @@ SCARCE = SegmentLayout(4, ring=4096, slot=4096, slots=4, pooled=2, cores=4)
 
 CROWDED = [replace(LAID, cores=1), replace(LAID, cores=2, pooled=2), replace(LAID, cores=3)]
 """Ranks share cores, so that not all of them reduce what is laid into a slot."""
+
+
+SHARED = replace(SegmentLayout.of(4), cores=2)
+"""Ranks share cores, and slots have room for what programs move."""
 
 
 @pytest.fixture(scope="module")
@@ -214,13 +220,75 @@ def operand_in_columns(mesh: Mesh, times: int) -> list[bytes]:
     operand = np.asfortranarray(np.arange(12, dtype=np.float32).reshape(3, 4) + group.rank)
     calls = [Call(group.rank, mesh.coords(group.rank), collective, operand) for _ in range(times)]
     results = [group.exchange({group.rank: call})[group.rank] for call in calls]
-    assert all(result.flags.c_contiguous and result.flags.writeable for result in results)
+    assert all(result.flags.c_contiguous for result in results)
     return [result.tobytes() for result in results]
 
 
 def test_results_lie_in_the_order_of_their_dims(ranks: Ranks) -> None:
     expected = (np.arange(12, dtype=np.float32) * 4 + 6).tobytes()
     assert ranks.run(operand_in_columns, [{"mesh": LINE, "times": 3}] * 4) == [[expected] * 3] * 4
+
+
+def keep_all(mesh: Mesh, count: int) -> list[bool]:
+    """Collectives whose results are all held to the end, and those of every third one no longer than the next."""
+    group = joined(mesh, layout=SHARED)
+    x = np.arange(4000, dtype=np.float32).reshape(40, 100) + group.rank
+    reduce, gather = Collective("AllReduce", 0, (Axis("a"),)), Collective("AllGather", 1, (Axis("a"),), dim=1)
+    held: list[tuple[np.ndarray, np.ndarray]] = []
+    for number in range(count):
+        reduced, gathered = (exchange_one(group, each, x + number) for each in (reduce, gather))
+        held.append((reduced, 4 * (x - group.rank + number) + 6))
+        held.append((gathered, np.concatenate([x - group.rank + number + rank for rank in range(4)], 1)))
+        if number % 3 == 2:
+            del held[-2:]
+    return [np.array_equal(found, expected) for found, expected in held]
+
+
+def exchange_one(group: Any, collective: Collective, operand: np.ndarray) -> np.ndarray:
+    call = Call(group.rank, group.mesh.coords(group.rank), collective, operand)
+    result: np.ndarray = group.exchange({group.rank: call})[group.rank]
+    return result
+
+
+def test_what_is_held_stays_where_one_member_makes_the_result(ranks: Ranks) -> None:
+    assert ranks.run(keep_all, [{"mesh": LINE, "count": 20}] * 4) == [[True] * 28] * 4
+
+
+def count_slow(mesh: Mesh, late: int) -> list[int]:
+    """How many of some collectives were not quick: at first, then with one rank late, and afterwards."""
+    group = joined(mesh, layout=SHARED)
+    begun, found = group.begin, []
+    collective = Collective("AllReduce", 7, (Axis("a"),))
+    for pause in (0.0, 0.2, 0.0):
+        slow: list[Any] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(QuickRooted, "_go_on", noted(QuickRooted._go_on, slow))
+            patch.setattr(group, "begin", lambda meeting, slow=slow: (slow.append(meeting), begun(meeting))[1])
+            for _ in range(5):
+                time.sleep(pause if group.rank == late else 0)
+                exchange_one(group, collective, np.ones(1000, np.float32))
+        found.append(len(slow))
+    return found
+
+
+def noted(function: Any, calls: list[Any]) -> Any:
+    """A method that notes its calls."""
+
+    def run(self: Any, *args: Any) -> Any:
+        calls.append(args)
+        return function(self, *args)
+
+    return run
+
+
+def test_ranks_that_waited_long_for_one_are_quick_again(ranks: Ranks) -> None:
+    """Where all are ready; a machine with much else to do may let them wait again."""
+    for _ in range(5):
+        found = ranks.run(count_slow, [{"mesh": LINE, "late": 3}] * 4)
+        assert all(with_late for _, with_late, _ in found)
+        if not any(afterwards for _, _, afterwards in found):
+            return
+    raise AssertionError(found)
 
 
 @pytest.mark.slow
@@ -272,8 +340,6 @@ def test_long_texts(ranks: Ranks) -> None:
 
 def exchange_with_pauses(mesh: Mesh, seed: int, count: int) -> list[float]:
     """All-reduces of all sizes over all axes, with pauses that differ between the ranks."""
-    import time
-
     group = joined(mesh)
     pauses, drawn = random.Random(seed + group.rank), random.Random(seed)
     found = []

@@ -65,15 +65,17 @@ class _Patience:
         moving: where MPI moves a little at each look.
         prompt: where a small collective waits.
         busy: how often in that it looks before it gives its core to others.
+        pause: seconds that it sleeps first, and twice as long each time after.
     """
 
     idle: int
     moving: int
     prompt: int
     busy: int
+    pause: float
 
 
-_ALONE, _CROWDED = _Patience(500, 500, 2000, 30), _Patience(2, 4, 10, 0)
+_ALONE, _CROWDED = _Patience(500, 500, 2000, 30, 1e-5), _Patience(2, 4, 10, 0, 1e-4)
 """Where each rank has a core of its own: for about 2 ms, since one that sleeps takes 50 us and more to wake. And where
 ranks share cores: who looks keeps others from what it waits for."""
 _LONGEST_PAUSE, _MOVING_PAUSE = 1e-3, 5e-5
@@ -354,7 +356,7 @@ class MpiGroup(SpmdGroup):
         began = time.monotonic()
         end = None if seconds is None else began + seconds
         look = began + LOOK_SECONDS
-        idle, pause, patience = 0, 1e-5, self._patience
+        idle, pause, patience = 0, self._patience.pause, self._patience
         moved = self._parcels.moved
         while True:
             with self._turn:
@@ -365,7 +367,7 @@ class MpiGroup(SpmdGroup):
                 return True
             if self._parcels.moved != moved:
                 moved = self._parcels.moved
-                idle, pause = 0, 1e-5
+                idle, pause = 0, patience.pause
                 end = None if seconds is None else time.monotonic() + seconds
                 continue
             now = time.monotonic()
@@ -378,8 +380,8 @@ class MpiGroup(SpmdGroup):
             if idle < (patience.moving if self._parcels.is_moving else patience.idle):
                 give_way()
             else:
-                time.sleep(pause)
-                pause = min(2 * pause, _MOVING_PAUSE if self._parcels.is_moving else _LONGEST_PAUSE)
+                time.sleep(min(pause, _MOVING_PAUSE if self._parcels.is_moving else _LONGEST_PAUSE))
+                pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _check_ended(self) -> None:
         """Fail where another rank's process had ended at the last look: what it sent before that has come since.

@@ -22,7 +22,8 @@ class Prompts:
 
     Attributes:
         header: how what this rank sends begins.
-        positions: of the other members, by rank.
+        positions: of the other members that this one hears, by rank.
+        shapes: of what each member brings, by rank.
         is_reduced_at_once: two members reduce their operands, and both get the result: it is computed from what came
             where that lies.
         new: makes arrays of a shape and dtype.
@@ -34,6 +35,7 @@ class Prompts:
     def __init__(self, meeting: Meeting, new: New) -> None:
         self.header = meeting.header.pack()
         self.positions = {rank: place for place, rank in enumerate(meeting.members) if place != meeting.position}
+        self.shapes = dict(zip(meeting.members, meeting.shapes, strict=True))
         execution = EXECUTED[meeting.collective.kind]
         if execution.pieces is not None:
             reduce_arrays([meeting.operand.reshape(-1)[:0]] * 2, meeting.collective.reduce)
@@ -70,9 +72,8 @@ class Prompt(Transfer):
 
     def came(self, rank: int, offered: memoryview) -> None:
         """See `Transfer.came`."""
-        meeting = self.meeting
-        shape = meeting.shapes[self._known.positions[rank]]
-        self.brought(rank, np.ndarray(shape, meeting.operand.dtype, offered, HEADER_BYTES))
+        dtype = self.meeting.operand.dtype
+        self.brought(rank, np.ndarray(self._known.shapes[rank], dtype, offered, HEADER_BYTES))
 
     def brought(self, rank: int, operand: Array) -> None:
         """A member has come, and brings an operand, which is gone afterwards."""

@@ -17,10 +17,10 @@ from irpar.runtime.groups.wire.header import HEADER_BYTES
 
 from ..base import Array, Call
 from ..spmd import Meeting
-from .quick import IN_SLOT, NOWHERE, OFFER, next_of
+from .quick import NOWHERE, OFFER, next_of
 from .reductions import Reduction
 from .segment import Segment
-from .slots import Slots
+from .slots import IN_SLOT, Slots
 from .streams import BARE, Lane, Streams, room_of
 from .transfers import Transfer
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 PIECE = 6
 """The kind of the record that a reduced piece lies where the operand does."""
 _HEADER_ROOM = room_of(HEADER_BYTES)
-_Came = tuple[Lane, int]
-"""A member that has come, and the slot of its operand."""
+_Came = tuple[Lane, int, int]
+"""A member that has come, the slot of its operand, and the bytes of the ring that hold its offer; 0: it came early."""
 
 
 class QuickReduction:
@@ -91,21 +91,23 @@ class QuickReduction:
         self._offer(self._first, slot, numbers)
         came: list[_Came] = []
         for lane, _ in self._peers:
+            early = self._early(lane, numbers) if traffic.early else None
+            if early is not None:
+                came.append((lane, early, 0))
+                continue
             found = next_of(OFFER, lane, traffic)
             if found is None:
                 return self._finish(partial(self._meet_rest, call, slot, numbers, came, None))
             _, flag, length, theirs, _, _, lane.freed = found
-            is_laid = flag != IN_SLOT and theirs != NOWHERE
+            is_laid = not flag & IN_SLOT and theirs != NOWHERE
             if not is_laid or bytes(lane.payload(length)) != self._agreed.get(lane.peer):
                 return self._finish(partial(self._meet_rest, call, slot, numbers, came, lane))
-            came.append((lane, theirs))
+            came.append((lane, theirs, _HEADER_ROOM))
         whole = self._new(call.operand.shape, operand.dtype)
         flat = whole.reshape(-1)
         if self._reduces:
             self._reduce_own(operand, flat, slot, came)
-        for lane, _ in came:
-            lane.came += 1
-            lane.free(_HEADER_ROOM)
+        self._end(came)
         if self._reduces:
             self._offer(self._last, slot, numbers)
             self._send_own(slot, numbers)
@@ -115,6 +117,23 @@ class QuickReduction:
         self._slots.free_when_read(slot, self._lanes)
         traffic.look_first_at_last(self._peers)
         return whole
+
+    def _early(self, lane: Lane, numbers: dict[int, int]) -> int | None:
+        """The slot of a member that came before this one; None where it did not, or brought something else."""
+        place = lane.peer, numbers.get(lane.peer, lane.begun)
+        theirs, offered = self._traffic.early.get(place, (NOWHERE, b""))
+        if theirs == NOWHERE or offered != self._agreed.get(lane.peer):
+            return None
+        del self._traffic.early[place]
+        return theirs
+
+    @staticmethod
+    def _end(came: Iterable[_Came]) -> None:
+        """What members offered has been read."""
+        for lane, _, need in came:
+            if need:
+                lane.came += 1
+                lane.free(need)
 
     def _lay(self, operand: Array, slot: int) -> None:
         """Lay the pieces of the others into a slot."""
@@ -133,7 +152,7 @@ class QuickReduction:
         """Reduce this member's piece of the operands that have come, and lay it where the others find it."""
         segment, own = self._segment, self._own
         pieces = [operand[own]] * len(self._facts[0])
-        for (lane, position), (_, theirs) in zip(self._peers, came, strict=True):
+        for (lane, position), (_, theirs, _) in zip(self._peers, came, strict=True):
             pieces[position] = segment.slot(lane.peer, theirs, *self._type)[own]
         self._reduce(pieces, whole[own])
         segment.slot(self._traffic.rank, slot, *self._type)[own] = whole[own]
@@ -167,10 +186,9 @@ class QuickReduction:
         self._offer((lane for lane in self._last if lane.peer not in numbers), slot, numbers)
         made.lies_in(self._segment.slot(traffic.rank, slot, *self._type))
         traffic.take_up(made, slot, numbers)
-        for lane, theirs in came:
-            traffic.meet(made, lane.peer, theirs, lane.payload(HEADER_BYTES))
-            lane.came += 1
-            lane.free(_HEADER_ROOM)
+        for lane, theirs, _ in came:
+            traffic.meet(made, lane.peer, theirs, memoryview(self._agreed[lane.peer]))
+        self._end(came)
         traffic.await_rest(made)
         if unread is not None:
             traffic.read(unread)

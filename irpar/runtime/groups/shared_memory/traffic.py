@@ -20,10 +20,11 @@ from ..spmd import Meeting, Quick, SpmdGroup
 from .joining import Joined
 from .moves import Moves
 from .prompt import Prompts
-from .quick import IN_SLOT, NOWHERE, OFFER, QuickPrompt
+from .quick import NOWHERE, OFFER, QuickPrompt
 from .quick_reduction import PIECE, QuickReduction
 from .reductions import Reduction
-from .slots import Slots
+from .rooted import QuickRooted, Rooted, Roots
+from .slots import IN_SLOT, TO_FREE, Slots
 from .streams import Lane, Numbers, Streams
 from .transfers import Parcel, Shipment, Texts, Transfer, boxes
 from .watch import TICK, State, Wait, Watch
@@ -66,6 +67,8 @@ class Traffic:
     Attributes:
         rank: that rank.
         watch: its view of the others.
+        early: offers of collectives that this rank has not come to, by rank and number: the slot of the operand, and
+            what was offered.
         slept_for: the other rank that this one has slept for since `look_first_at_last`.
     """
 
@@ -80,12 +83,14 @@ class Traffic:
         self._awaited: dict[tuple[int, int], Transfer] = {}
         self._underway: dict[tuple[int, int], Shipment] = {}
         self._numbers: dict[Shipment, dict[int, int]] = {}
-        self._early: dict[tuple[int, int], tuple[int, bytes]] = {}
+        self.early: dict[tuple[int, int], tuple[int, bytes]] = {}
         self._sending: list[Shipment] = []
+        self._unoffered: list[Transfer] = []
         self._kept: dict[tuple[Transfer, int, int, int], int] = {}
         self._pooled: dict[Shipment, int] = {}
         self._new = Recycled().empty
         has_cores = segment.layout.count <= segment.layout.cores
+        self._is_crowded = not has_cores
         self._busy_spins, self._spins = (_BUSY_SPINS, _SPINS // max(1, len(peers))) if has_cores else (0, _FEW_SPINS)
         self._quick_spins, self._quick_yields = (_QUICK_SPINS, _SPINS) if has_cores else (0, 0)
         self._soon = _SOON if has_cores else _SOON_CROWDED
@@ -114,25 +119,18 @@ class Traffic:
             make = meeting.notes["transfer"] = self._maker(meeting)
             meeting.notes["agreed"] = {}  # Headers of others that have been compared with this rank's.
         made = make(meeting)
-        offer = made.offer()
         shipment = made if isinstance(made, Shipment) else None
-        told = (self._pool(made), 0, 0) if isinstance(made, Reduction) else (NOWHERE, 0, 0)
         numbers = {}
         for peer in made.peers:
             lane = self._streams.lane(peer)
             number = numbers[peer] = lane.begun
             lane.begun += 1
-            self._awaited[peer, number] = made
             if shipment is not None:
                 self._underway[peer, number] = shipment
-            self._streams.send(peer, OFFER, 0, told, *offer)
         if shipment is not None:
             self._numbers[shipment] = numbers
-            self._sending.append(shipment)
-        if self._early:
-            for place in numbers.items():
-                if (early := self._early.pop(place, None)) is not None:
-                    self.meet(self._awaited.pop(place), place[0], early[0], memoryview(early[1]))
+        self.offer(made)
+        self.await_rest(made)
         self._move()
         return made
 
@@ -141,18 +139,19 @@ class Traffic:
         prompts = begun.meeting.notes["transfer"]
         operand = begun.meeting.operand
         if isinstance(prompts, Prompts) and HEADER_BYTES + operand.nbytes <= self._segment.layout.slot:
-            return QuickPrompt(self, self._streams, self._segment, self._slots, begun.meeting, prompts, finish).execute
+            kind = QuickRooted if isinstance(prompts, Roots) else QuickPrompt
+            return kind(self, self._streams, self._segment, self._slots, begun.meeting, prompts, finish).execute
         if isinstance(begun, Reduction) and begun.is_poolable and begun.is_read_twice:
             return QuickReduction(self, self._streams, self._segment, self._slots, begun, self._new, finish).execute
         return None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way: all that came first of others is for what this rank begins next.
+        """Whether nothing is under way: what came first of others is for what this rank begins next, or is `early`.
 
         What is quick relies on it: it takes records from rings by itself.
         """
-        return not (self._awaited or self._underway or self._sending or self._early or self._streams.waiting)
+        return not (self._awaited or self._underway or self._sending or self._unoffered or self._streams.waiting)
 
     def _maker(self, meeting: Meeting) -> Callable[[Meeting], Transfer]:
         """What makes the transfers of a collective."""
@@ -161,6 +160,8 @@ class Traffic:
         room = self._streams.longest - HEADER_BYTES
         if is_text(operand.dtype):
             return lambda meeting: Texts(meeting, room, slot)
+        if self._is_crowded and Roots.fit(meeting, slot):
+            return Roots(meeting, self._new)
         # Whole they go to each member; in parts a rank sends less than two of them, whatever the number of members.
         most = (_MOST_WHOLE if execution.reads_all else _MOST_PARTLY) // (len(meeting.members) - 1)
         if max(map(math.prod, meeting.shapes)) * operand.itemsize <= min(room, most):
@@ -184,7 +185,7 @@ class Traffic:
             def absent() -> set[int]:
                 return made.absent | self.watch.waiting_at(call.collective.id, made.held_up())
 
-            self._wait(Wait(State.WAITING, lambda: made.is_done, made.missing, absent, call))
+            self._wait(Wait(State.WAITING, lambda: self._is_done(made), made.missing, absent, call))
         if isinstance(made, Shipment):
             for place in self._numbers.pop(made).items():
                 del self._underway[place]
@@ -193,10 +194,14 @@ class Traffic:
                 self._slots.free_when_read(slot, self._streams.lanes(made.peers))
         return made.result()
 
+    def _is_done(self, made: Transfer) -> bool:
+        """Whether the result is there, and all that the others need of this rank for it is sent."""
+        return made.is_done and made not in self._unoffered
+
     def _spin(self, made: Transfer) -> bool:
         """Look for the result a few times; whether it is there."""
         for spins in range(self._busy_spins + self._spins):
-            if made.is_done and self._streams.is_flushed:
+            if self._is_done(made) and self._streams.is_flushed:
                 return True
             if spins >= self._busy_spins:
                 os.sched_yield()
@@ -247,9 +252,63 @@ class Traffic:
             self._sending.append(made)
 
     def await_rest(self, made: Transfer) -> None:
-        """Some have still to come to the collective that this rank came to last with them."""
-        for peer in made.absent:
-            self._awaited[peer, self._streams.lane(peer).begun - 1] = made
+        """Some have still to come to the collective that this rank came to last with them, or came before it.
+
+        Raises:
+            MismatchError: one came to something else.
+        """
+        for peer in tuple(made.absent):
+            place = peer, self._streams.lane(peer).begun - 1
+            early = self.early.pop(place, None)
+            if early is None:
+                self._awaited[place] = made
+            else:
+                self.meet(made, peer, early[0], memoryview(early[1]))
+
+    def offer(self, made: Transfer) -> None:
+        """Tell the others that this rank has come: at once, or once all that was begun with them before is offered."""
+        self._unoffered.append(made)
+        self._offer_all()
+
+    def _offer_all(self) -> bool:
+        """Offer what can be offered; whether anything was. What stays is awaited, or awaits a slot."""
+        held_up: set[int] = set()
+        left = []
+        for made in self._unoffered:
+            if not held_up.isdisjoint(made.peers) or not self._is_offered(made):
+                held_up.update(made.peers)
+                left.append(made)
+        has_offered = len(left) < len(self._unoffered)
+        self._unoffered = left
+        return has_offered
+
+    def _is_offered(self, made: Transfer) -> bool:
+        """Offer it, if that can be done."""
+        if isinstance(made, Rooted):
+            return made.is_sent or self._has_laid(made)
+        told = (self._pool(made), 0, 0) if isinstance(made, Reduction) else (NOWHERE, 0, 0)
+        offer = made.offer()
+        for peer in made.peers:
+            self._streams.send(peer, OFFER, 0, told, *offer)
+        if isinstance(made, Shipment):
+            self._sending.append(made)
+        return True
+
+    def _has_laid(self, made: Rooted) -> bool:
+        """Lay what a member has for the others into a slot, and tell them.
+
+        Those who read it tell so at once: what is free only with what they tell next may never be.
+        """
+        content = made.content()
+        found = None if content is None else self._slots.find(made, False)
+        if content is None or found is None:
+            return False
+        slot, peers = found[0], tuple(made.peers)
+        nbytes = self._slots.lay(slot, made.known.header, content, len(peers))
+        for peer in peers:
+            self._streams.send(peer, OFFER, IN_SLOT | TO_FREE, (slot << 32 | nbytes, *made.known.mark))
+        made.is_sent = True
+        return True
 
     def read(self, lane: Lane) -> None:
         """Take the record whose token was taken."""
@@ -379,6 +438,8 @@ class Traffic:
     def _move(self) -> bool:
         """Take what has come, and send what can be sent; whether anything came or went."""
         moved = self._streams.poll(_TAKE, self)
+        if self._unoffered and self._offer_all():
+            moved = True
         if self._sending:
             for made in self._sending:
                 while (parcel := made.parcel()) is not None and self._ship(made, parcel):
@@ -407,16 +468,20 @@ class Traffic:
         return True
 
     def _take_offer(self, peer: int, flag: int, numbers: Numbers, payload: memoryview) -> None:
-        if flag == IN_SLOT:
+        if flag & IN_SLOT:
+            self._slots.note_kept(peer, flag)
             slot, nbytes = numbers[0] >> 32, numbers[0] & 0xFFFFFFFF
             payload = self._segment.slot(peer, slot, np.dtype(np.uint8), nbytes).data
             numbers = NOWHERE, 0, 0
+            if flag & TO_FREE:
+                payload = memoryview(bytes(payload))
+                self._streams.send(peer, _FREE, 0, (slot, 0, 0))
         lane = self._streams.lane(peer)
         number = lane.came
         lane.came += 1
         made = self._awaited.pop((peer, number), None)
         if made is None:
-            self._early[peer, number] = numbers[0], bytes(payload)
+            self.early[peer, number] = numbers[0], bytes(payload)
         else:
             self.meet(made, peer, numbers[0], payload)
 
