@@ -84,7 +84,7 @@ class Place(Pass):
             reasons = Reasons(program, found, pins.of(program))
             if program is longest[0]:
                 why = reasons.of_host()
-            write(program, found.on_device, reasons)
+            module.placed |= write(program, found.on_device, reasons)
             if self.overlap:
                 _overlap(module, program.source, network, limit)
         if self.limit_gb:

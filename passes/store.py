@@ -147,6 +147,7 @@ class Store(Pass):
             written.append(self._write(graph, costs, rates, limit, until, written))
         changed = any(found.moved() for found in written)
         if changed:
+            module.placed |= self._reasons(written, limit)
             number_copies(module.graphs)
             if self.path:
                 module.metadata[PATH] = self.path
@@ -161,6 +162,18 @@ class Store(Pass):
             return PassResult(module.memory_limit != old, (note, *lacking))
         most = max(written, key=lambda found: found.timeline.copying)
         return PassResult(True, (*_notes(most, before, after), *lacking), _statistics(most))
+
+    def _reasons(self, written: Sequence[Written], limit: int) -> dict[str, str]:
+        """Why what does not lie on the device lies where it does, by name."""
+        lists = (moves for found in written for moves in (found.moves, *(each.moves for each in found.bodies)))
+        items = [move.item for moves in lists for move in moves if move.item.made is None]
+        return {
+            item.value.name: f"store lets it, so that a rank holds no more than {bytes_text(limit)} on its device"
+            if self._is_auto
+            else f"store has {item.kind}={item.value.memory}"
+            for item in items
+            if item.value.memory != "device"
+        }
 
     # -- what is asked for --------------------------------------------------------------------------------------------
 

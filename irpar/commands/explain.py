@@ -16,6 +16,7 @@ from irpar.output.tables import (
     headline,
     indented,
     merged,
+    on_memory,
     pattern,
     prediction,
     print_replicated,
@@ -130,16 +131,24 @@ def explain_command(
     chains = {entry["name"]: _chains(plan, entry) for entry in values}
     related = collectives or [entry for entry in plan.collectives if entry["value"] in {v["source"] for v in values}]
     if as_json:
-        found = [{**entry, "chains": chains[entry["name"]]} for entry in values]
+        found = [{**entry, "chains": chains[entry["name"]], **_memories(plan, entry)} for entry in values]
         print_json({"values": found, "collectives": related, **({"copies": copies} if plan.copies else {})})
         return
     console = output()
     told: set[tuple[str, str]] = set()
     for entry in values:
         _print_value(console, entry, chains[entry["name"]], told)
+        for lies in _memories(plan, entry).get("memories", ()):
+            console.print(indented(_memory_text(lies)))
     _print_collectives(console, related, str)
     for entry in copies:
         _print_copy(console, entry)
+
+
+def _memories(plan: "Plan", value: Entry) -> dict[str, Sequence[Entry]]:
+    """Where a value lies when a run begins, if the plan says so."""
+    found = [entry for entry in plan.memories if entry["value"] in (value["name"], value["source"])]
+    return {"memories": found} if found else {}
 
 
 def _names(values: Sequence[Entry]) -> set[str]:
@@ -181,6 +190,12 @@ def _held(plan: "Plan") -> str:
     fields = (("peak_bytes", "on the device"), ("host_bytes", "on the host"), ("disk_bytes", "on disk"))
     most = {where: max(rank.get(field, 0) for rank in plan.ranks) for field, where in fields}
     return "a rank holds at most " + ", ".join(f"{bytes_text(size)} {where}" for where, size in most.items() if size)
+
+
+def _memory_text(entry: Entry) -> str:
+    """Where something lies when a run begins, and why."""
+    why = f": {entry['why']}" if entry["why"] else ""
+    return f"{entry['kind']} of {bytes_text(entry['bytes'])}, lies {on_memory(entry['memory'])}{why}"
 
 
 def _print_copy(console: "Console", entry: Entry) -> None:

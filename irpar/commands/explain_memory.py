@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from irpar.output.tables import pattern
+from irpar.output.tables import memories_table, pattern
 from irpar.sharding import IrparError
 from irpar.tables.display import output, print_json, shortened, table
 from irpar.units import bytes_text, count_text, sharding_text
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .explain_peak import PeakReport
 
 SUFFIX = ".svg"
+_ELSEWHERE = {"on the host": "host_bytes", "on disk": "disk_bytes"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,10 @@ def explain_memory(plan: "Plan", folder: Path, asked: MemoryReportOptions) -> No
         report.draw(asked.picture)
     if asked.as_json:
         peak = {"peak": None, "changes": [], "untried": [], "time_of": None} if report is None else report.facts()
-        print_json({"ranks": plan.ranks, "zero": (plan.training or {}).get("zero"), **peak, "missing": missing})
+        memories = {"memories": plan.memories} if plan.memories else {}
+        print_json(
+            {"ranks": plan.ranks, "zero": (plan.training or {}).get("zero"), **memories, **peak, "missing": missing}
+        )
     else:
         _print(output(), plan, report, missing, asked.picture)
 
@@ -88,16 +92,23 @@ def explain_memory(plan: "Plan", folder: Path, asked: MemoryReportOptions) -> No
 def _print(console: "Console", plan: "Plan", report: "PeakReport | None", missing: str, picture: Path | None) -> None:
     """Print the tables."""
     names = list(plan.ranks[0]["memory"])
-    right = [*names, "peak"]
+    elsewhere = {place: field for place, field in _ELSEWHERE.items() if any(field in entry for entry in plan.ranks)}
+    right = [*names, "peak", *elsewhere]
     made = table("ranks", *right, right=right)
     for ranks, entry in _alike(plan.ranks):
-        made.add_row(ranks, *(bytes_text(entry["memory"][name]) for name in names), bytes_text(entry["peak_bytes"]))
+        others = (bytes_text(entry.get(field, 0)) for field in elsewhere.values())
+        held = (bytes_text(entry["memory"][name]) for name in names)
+        made.add_row(ranks, *held, bytes_text(entry["peak_bytes"]), *others)
     console.print(made)
     console.print(
         Text("gradients and buffers: the most that is held at once; activations: what else is held at the peak"),
         soft_wrap=True,
     )
     console.print()
+    if plan.memories:
+        console.print(memories_table(plan))
+        console.print("which of it is copied when: irpar explain OUT", soft_wrap=True)
+        console.print()
     if report is None:
         console.print(Text(f"what is held at the peak is in the programs: {missing}"), soft_wrap=True)
         console.print("do: partition the model again", soft_wrap=True)
@@ -115,7 +126,8 @@ def _alike(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str,
     """The ranks that hold the same, as a text, and what that is."""
     found: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
     for entry in entries:
-        found.setdefault((entry["peak_bytes"], *entry["memory"].values()), []).append(entry)
+        elsewhere = (entry.get(field) for field in _ELSEWHERE.values())
+        found.setdefault((entry["peak_bytes"], *entry["memory"].values(), *elsewhere), []).append(entry)
     return [(_ranks_text([entry["rank"] for entry in same]), same[0]) for same in found.values()]
 
 

@@ -115,6 +115,7 @@ def clone_module(module: Module) -> Module:
     made.annotations = list(module.annotations)
     made.decisions = {name: list(known) for name, known in module.decisions.items()}
     made.whole, made.annotated, made.gone = dict(module.whole), dict(module.annotated), dict(module.gone)
+    made.placed = dict(module.placed)
     made.conflicts, made.fixed, made.run_as_said = dict(module.conflicts), dict(module.fixed), dict(module.run_as_said)
     made.network, made.memory_limit, made.dim_names = module.network, module.memory_limit, dict(module.dim_names)
     made.literals = set(module.literals)

@@ -60,6 +60,7 @@ class Module:
         gone: value name to its annotation, where passes have taken the value out since; a log as well.
         dim_names: name of an input or result to the symbols that its dims were before they got sizes, None for others.
         whole: name of a node's first result to why the node runs on full tensors; a log as well.
+        placed: name of an input or constant to why it lies in the memory where it does; a log as well.
         fixed: name of an input to the only value that it takes: `irpar.inputs.fixed` has put that in its place.
         literals: names of constants that are no initializers in the source model, but nodes: no parameters.
         conflicts: name of what a collective gives to the conflict that it resolves; a log as well.
@@ -88,6 +89,7 @@ class Module:
         "metadata",
         "network",
         "opsets",
+        "placed",
         "producer",
         "run_as_said",
         "source",
@@ -111,6 +113,7 @@ class Module:
         self.gone: dict[str, Gone] = {}
         self.dim_names: dict[str, tuple[str | None, ...]] = {}
         self.whole: dict[str, str] = {}
+        self.placed: dict[str, str] = {}
         self.fixed: dict[str, Tensor] = {}
         self.literals: set[str] = set()
         self.conflicts: dict[str, Conflict] = {}

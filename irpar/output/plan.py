@@ -210,6 +210,7 @@ def make_plan(
         not_as_annotated=not_as_annotated,
         state=_states(graph),
         copies=copies,
+        memories=memory_entries(module),
         training=facts_of(module.metadata),  # type: ignore[arg-type]
         functions=functions,
     )
@@ -335,6 +336,25 @@ def copy_entries(module: Module) -> list[dict[str, Any]]:
         known = found.setdefault(number, entry)
         known["bytes"] = max(known["bytes"], entry["bytes"])
     return [found[number] for number in sorted(found)]
+
+
+def memory_entries(module: Module) -> list[dict[str, Any]]:
+    """The entries of `memories`: inputs, weights, state, the most that a rank has of each; none if all is on device."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for graph in module.graphs:
+        constants = (value for body in graph.graphs() for value in body.constants)
+        for value in (*graph.inputs, *constants):
+            state = graph.states.get(value)
+            entry = {
+                "value": value.source_name,
+                "kind": state.kind if state else "constant" if value.is_constant else "input",
+                "memory": value.memory,
+                "bytes": value_bytes(value),
+                "why": module.placed.get(value.name),
+            }
+            known = found.setdefault((value.source_name, value.memory), entry)
+            known["bytes"] = max(known["bytes"], entry["bytes"])
+    return list(found.values()) if any(entry["memory"] != "device" for entry in found.values()) else []
 
 
 def _moments(node: Node) -> dict[str, str | None]:

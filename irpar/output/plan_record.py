@@ -35,6 +35,7 @@ class Plan:
     not_as_annotated: list[dict[str, Any]] = field(default_factory=list)
     state: list[dict[str, Any]] = field(default_factory=list)
     copies: list[dict[str, Any]] = field(default_factory=list)
+    memories: list[dict[str, Any]] = field(default_factory=list)
     training: dict[str, Any] | None = None
     functions: list[dict[str, Any]] = field(default_factory=list)
     dialect: str = "irpar"

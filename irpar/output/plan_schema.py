@@ -171,6 +171,16 @@ CopyEntry = TypedDict(
 """What is copied between memories of one rank."""
 
 
+class MemoryEntry(TypedDict):
+    """Where something lies that is there when a run begins."""
+
+    value: str
+    kind: str
+    memory: str
+    bytes: Count
+    why: str | None
+
+
 class Totals(TypedDict):
     """All collectives, and the part with the most FLOPs."""
 
@@ -271,6 +281,7 @@ class PlanFields(TypedDict):
     not_as_annotated: NotRequired[list[AnnotationEntry]]
     state: NotRequired[list[StateEntry]]
     copies: NotRequired[list[CopyEntry]]
+    memories: NotRequired[list[MemoryEntry]]
     training: NotRequired[TrainingFacts | None]
     functions: NotRequired[list[FunctionEntry]]
     dialect: NotRequired[str]

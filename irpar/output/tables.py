@@ -105,6 +105,23 @@ def copies_table(plan: "Plan") -> Any:
     return made
 
 
+def memories_table(plan: "Plan") -> Any:
+    """Where inputs, weights and state lie when a run begins, and why; alike ones of all layers in one line."""
+    made = table("when a run begins", "", "values", "bytes", "first", "why", right=("values", "bytes"))
+    alike = _grouped(plan.memories, lambda entry: (entry["memory"], entry["kind"], pattern(entry["why"] or "")))
+    ordered = sorted(alike, key=lambda group: (group[0][0], -sum(entry["bytes"] for entry in group[1])))
+    for (memory, kind, _), entries in ordered:
+        size = bytes_text(sum(entry["bytes"] for entry in entries))
+        first, why = shortened(entries[0]["value"]), shortened(merged([entry["why"] or "" for entry in entries]))
+        made.add_row(on_memory(memory), kind, f"{len(entries):,}", size, first, why)
+    return made
+
+
+def on_memory(memory: str) -> str:
+    """Where something is, in words."""
+    return "on disk" if memory == "disk" else f"on the {memory}"
+
+
 def functions_table(plan: "Plan") -> Any:
     """Functions of communication, and what their calls share."""
     made = table("function", "over", "calls", "nodes", "buffers", "bytes", right=("calls", "nodes", "buffers", "bytes"))

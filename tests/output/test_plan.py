@@ -160,6 +160,7 @@ OPTIONAL = {
     "arena_bytes",
     "copied_bytes",
     "copies",
+    "memories",
 }
 FREE = {("mesh", "axes"), ("totals", "by_kind")}
 """Tables whose keys are names of their own; what is in lists may be left out too, and `original` may be empty."""

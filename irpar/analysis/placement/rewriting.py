@@ -12,8 +12,8 @@ from .of_program import Program
 from .reasons import Reasons
 
 
-def write(program: Program, on_device: Sequence[bool], reasons: Reasons | None = None) -> None:
-    """Let a program run as placed.
+def write(program: Program, on_device: Sequence[bool], reasons: Reasons | None = None) -> dict[str, str]:
+    """Let a program run as placed; returns why inputs, constants and state lie where they do, by name.
 
         %h = Gather(%table, %ids)                      %table, %ids in host
         %y = MatMul(%h, %w)
@@ -30,9 +30,11 @@ def write(program: Program, on_device: Sequence[bool], reasons: Reasons | None =
     Args:
         program: as it stands.
         on_device: of each of its units whether it is on the device.
-        reasons: what copies say of themselves.
+        reasons: what copies say of themselves; None: nothing is said.
     """
-    _Writer(program, on_device, reasons).write()
+    writer = _Writer(program, on_device, reasons)
+    writer.write()
+    return writer.why
 
 
 class _Writer:
@@ -46,12 +48,15 @@ class _Writer:
         self.copies = CopyWriter(self.graph)
         self.there: dict[tuple[Value, Place], Value] = {}
         self.twins: dict[tuple[Value, Place], Value] = {}
+        self.why: dict[str, str] = {}
 
     def write(self) -> None:
         nodes = list(self.graph)
         for value in (*self.graph.inputs, *self.graph.constants):
             if value in self.where:
                 value.memory = self.where[value]
+                if self.reasons is not None:
+                    self.why[value.name] = self.reasons.of_unit(self.program.unit_of[value])
         for node in nodes:
             if self._place(node) == "host":
                 put(node, "host")
@@ -107,6 +112,8 @@ class _Writer:
             made = clone_value(value)
             made.memory = place
             known = self.twins[value, place] = self.graph.adopt_constant(made)
+            if self.reasons is not None and place == "host":
+                self.why[known.name] = "nodes there read it, and others on the device, where it lies too"
         return known
 
     def _view(self, value: Value, place: Place, before: Node) -> Value:

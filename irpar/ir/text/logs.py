@@ -35,6 +35,8 @@ def _entries(module: Module) -> Iterator[tuple[str, str, Any]]:
         yield "conflict", name, asdict(conflict)
     for name, why in module.whole.items():
         yield "whole", name, why
+    for name, why in module.placed.items():
+        yield "placed", name, why
     for name, dims in module.dim_names.items():
         yield "dims", name, list(dims)
 
@@ -87,6 +89,10 @@ def _whole(module: Module, name: str, entry: Any) -> None:
     module.whole[name] = _text(entry)
 
 
+def _placed(module: Module, name: str, entry: Any) -> None:
+    module.placed[name] = _text(entry)
+
+
 def _dims(module: Module, name: str, entry: Any) -> None:
     module.dim_names[name] = tuple(map(_maybe, entry))
 
@@ -97,6 +103,7 @@ _READERS: Mapping[str, Callable[[Module, str, Any], None]] = {
     "decisions": _decisions,
     "conflict": _conflict,
     "whole": _whole,
+    "placed": _placed,
     "dims": _dims,
 }
 
