@@ -190,11 +190,14 @@ def test_a_schedule_knows_what_is_held(nodes):
 QUICK = ("mlp", "gpt")
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in models.FAMILIES]
-)
-def test_training_steps_hold_no_more_and_compute_the_same(family):
-    partition = irpar.partition(irpar.train_step(models.build(family), optimizer="adamw"), "dp=2")
+EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in models.FAMILIES]
+
+
+@pytest.mark.parametrize("family", EACH)
+@pytest.mark.parametrize("is_step", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_programs_hold_no_more_and_compute_the_same(is_step, family):
+    model = models.build(family)
+    partition = irpar.partition(irpar.train_step(model, optimizer="adamw") if is_step else irpar.load(model), "dp=2")
     module = partition.module
     before = [peak(graph).activation_bytes for graph in module.graphs]
     with Executor(module, irpar.Mesh({"dp": 2}), engine="numpy") as executor:
