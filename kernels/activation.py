@@ -8,7 +8,7 @@ from .elementwise import erf_of
 from .operands import check_same_dtype, fitting, narrow, one_of, widen, written
 from .pieces import elementwise
 from .registry import Array, ArrayModule, kernel
-from .temporaries import arrays_like
+from .temporaries import arrays_like, rounded
 
 
 def sigmoid_of(xp: ArrayModule, x: Array) -> Array:
@@ -24,7 +24,7 @@ def softplus_of(xp: ArrayModule, x: Array) -> Array:
     return xp.maximum(x, x.dtype.type(0)) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
-@kernel("Relu", since=6)
+@kernel("Relu", since=6, temporaries=rounded)
 def relu(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
     """max(x, 0)."""
     return xp.maximum(x, x.dtype.type(0), out=fitting(out, x.dtype, x))

@@ -27,6 +27,7 @@ from .operands import (
 from .quantization import saturated
 from .registry import Array, ArrayModule, HostArray, Kept, Shaped, kernel
 from .scratch import SCRATCH, pieces_bytes
+from .temporaries import widened
 from .windows import Windows
 
 Ints = tuple[int, ...]
@@ -135,7 +136,7 @@ def _scratch_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped],
     return max(columns_bytes(*known), winograd.scratch_bytes(*known, weight.is_constant))
 
 
-@kernel("Conv", since=1, kept_bytes=_kept_bytes, scratch=_scratch_bytes)
+@kernel("Conv", since=1, kept_bytes=_kept_bytes, scratch=_scratch_bytes, temporaries=widened)
 def conv(
     xp: ArrayModule,
     x: Array,
@@ -349,7 +350,7 @@ def _spread_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], 
     return pieces_bytes((spread.columns(images), (images, spread.features, *spread.extents)), itemsize)
 
 
-@kernel("ConvTranspose", since=1, scratch=_spread_bytes)
+@kernel("ConvTranspose", since=1, scratch=_spread_bytes, temporaries=widened)
 def conv_transpose(
     xp: ArrayModule,
     x: Array,

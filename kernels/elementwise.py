@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +20,8 @@ from .operands import (
     written,
 )
 from .pieces import elementwise
-from .registry import Array, ArrayModule, kernel, register
-from .temporaries import arrays_like
+from .registry import Array, ArrayModule, Shaped, kernel, register
+from .temporaries import arrays_like, rounded, widened
 
 # ONNX name -> (since, name in the array module). The result has the operand's dtype.
 _UNARY = {
@@ -64,12 +65,29 @@ def _binary(name: str) -> Callable[[ArrayModule, Array, Array], Array]:
 
 
 for _op_type, (_since, _name) in _UNARY.items():
-    register(_op_type, _since, _unary(_name))
+    register(_op_type, _since, _unary(_name), temporaries=rounded)
 for _op_type, _name in {"Add": "add", "Sub": "subtract", "Mul": "multiply"}.items():
-    register(_op_type, 7, _binary(_name))
+    register(_op_type, 7, _binary(_name), temporaries=rounded)
 
 
-@kernel("Div", since=7)
+def _quotient_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For the steps from a quotient that is rounded down to one that is truncated."""
+    is_signed = results[0].dtype.kind == "i"
+    return _like_quotient(operands, results, attributes) if is_signed else rounded(operands, results, attributes)
+
+
+_like_quotient = arrays_like(0, results=3)
+
+
+def _power_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For operands and results in another dtype: integers to the power of floats are computed as float64."""
+    if is_integer(results[0].dtype):
+        known = [one for one in (*operands, *results) if one is not None]
+        return sum(one.elements for one in known) * np.dtype(np.float64).itemsize
+    return widened(operands, results, attributes)
+
+
+@kernel("Div", since=7, temporaries=_quotient_bytes)
 def div(xp: ArrayModule, a: Array, b: Array, *, out: Array | None = None) -> Array:
     """Quotient; integers truncate towards zero."""
     check_same_dtype(a, b)
@@ -101,7 +119,7 @@ def mod(xp: ArrayModule, a: Array, b: Array, *, fmod: int = 0, out: Array | None
     return narrow(xp.where(rest == 0, xp.copysign(rest, b_wide), rest), a.dtype)
 
 
-@kernel("Pow", since=7)
+@kernel("Pow", since=7, temporaries=_power_bytes)
 def pow_(xp: ArrayModule, base: Array, exponent: Array, *, out: Array | None = None) -> Array:
     """Power; the exponent's dtype may differ, the result has the base's."""
     return written(xp, narrow(_power(xp, base, exponent, out), base.dtype), out)
@@ -132,7 +150,7 @@ def _power(xp: ArrayModule, base: Array, exponent: Array, out: Array | None) -> 
     return xp.power(base, exponent.astype(base.dtype, copy=False))
 
 
-@kernel("Reciprocal", since=6)
+@kernel("Reciprocal", since=6, temporaries=rounded)
 def reciprocal(xp: ArrayModule, x: Array, *, out: Array | None = None) -> Array:
     """One over x."""
     return xp.divide(x.dtype.type(1), x, out=fitting(out, x.dtype, x))
@@ -175,7 +193,12 @@ def min_(xp: ArrayModule, *operands: Array, out: Array | None = None) -> Array:
     return written(xp, _combined(xp, "minimum", operands), out)
 
 
-@kernel("Clip", since=6)
+def _twice_rounded(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For what two steps make."""
+    return 2 * rounded(operands, results, attributes)
+
+
+@kernel("Clip", since=6, temporaries=widened)
 def clip_by_attributes(
     xp: ArrayModule,
     x: Array,
@@ -191,7 +214,7 @@ def clip_by_attributes(
     return narrow(xp.minimum(xp.maximum(wide, low, out=into), high, out=into), x.dtype)
 
 
-@kernel("Clip", since=11)
+@kernel("Clip", since=11, temporaries=_twice_rounded)
 def clip(
     xp: ArrayModule, x: Array, low: Array | None = None, high: Array | None = None, *, out: Array | None = None
 ) -> Array:

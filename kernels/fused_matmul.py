@@ -4,9 +4,10 @@ from .activation import gelu_of_tanh
 from .gemm import is_for_cublas, product, product_shape
 from .operands import check_same_dtype, compute_dtype, contiguous_result, narrow, one_of, widen, written
 from .registry import Array, ArrayModule, kernel
+from .temporaries import arrays_like
 
 
-@kernel("FusedMatMul", since=1, domain="irpar")
+@kernel("FusedMatMul", since=1, domain="irpar", temporaries=arrays_like(1, results=4))
 def fused_matmul(
     xp: ArrayModule,
     a: Array,

@@ -19,10 +19,10 @@ from .operands import (
     written,
 )
 from .registry import Array, ArrayModule, Shaped, kernel
-from .temporaries import arrays_like
+from .temporaries import arrays_like, widened
 
 
-@kernel("MatMul", since=1)
+@kernel("MatMul", since=1, temporaries=widened)
 def matmul(xp: ArrayModule, a: Array, b: Array, *, out: Array | None = None) -> Array:
     """Matrix product over the last two dims; leading dims broadcast."""
     check_same_dtype(a, b)
@@ -34,7 +34,17 @@ def matmul(xp: ArrayModule, a: Array, b: Array, *, out: Array | None = None) -> 
     return product(xp, a, b, out=out)
 
 
-@kernel("Gemm", since=7)
+def _gemm_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For operands and results in a wider dtype, and what factors make of the product and of what is added."""
+    itemsize, scaled = compute_dtype(results[0].dtype).itemsize, 0
+    if attributes.get("alpha", 1.0) != 1.0:
+        scaled += results[0].elements
+    if attributes.get("beta", 1.0) != 1.0 and len(operands) > 2 and operands[2] is not None:
+        scaled += operands[2].elements
+    return scaled * itemsize + widened(operands, results, attributes)
+
+
+@kernel("Gemm", since=7, temporaries=_gemm_bytes)
 def gemm(
     xp: ArrayModule,
     a: Array,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .operands import compute_dtype
 from .registry import ScratchBytes, Shaped
 
 _LEAST_ITEMSIZE = 4
@@ -24,3 +25,20 @@ def arrays_like(*operands: float, results: float = 0) -> ScratchBytes:
         return int(elements + results * sum(one.elements for one in made)) * itemsize
 
     return temporary_bytes
+
+
+def widened(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """A bound of what is computed in a wider dtype than it has: all operands and results, and rounded results."""
+    made = sum(one.elements * one.dtype.itemsize for one in results if _is_small(one))
+    known = (one for one in (*operands, *results) if one is not None and _is_small(one))
+    return made + sum(one.elements * compute_dtype(one.dtype).itemsize for one in known)
+
+
+def rounded(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """A bound of results of small floats that are computed elsewhere than where they go, one after the other."""
+    return max((one.elements * one.dtype.itemsize for one in results if _is_small(one)), default=0)
+
+
+def _is_small(one: Shaped) -> bool:
+    """Whether an array is computed in a wider dtype."""
+    return compute_dtype(one.dtype) != one.dtype

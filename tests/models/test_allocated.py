@@ -113,6 +113,22 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("family", ["mlp", "gpt", "resnet"])
+def test_a_step_of_mixed_precision_allocates_what_was_planned(
+    family: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = "cross_entropy" if family in CLASSES else "mse"
+    scale = {"loss_scale": "dynamic"} if precision == "fp16" else {}
+    model = build(family, preset="tiny", **LARGER[family])
+    step = irpar.train_step(model, loss=loss, optimizer="adamw", precision=precision, **scale)
+    partition = irpar.partition(step, "d=1")
+    found = allocated(partition, batches(step, 3), Watch(monkeypatch))
+    (rank,), (part,) = partition.plan.ranks, partition.plan.parts
+    assert found <= rank["arena_bytes"] + part["weight_bytes"] + MOST_BEYOND
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("way", WAYS)
 def test_ranks_of_a_process_allocate_what_was_planned(way: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,8 @@ graph @step(%x: f64[8, {WIDTH}], %w: f64[{WIDTH}, {WIDTH}] from "w", %u: f64[{WI
 }}
 """
 WEIGHT = WIDTH * WIDTH * 8
+SMALL = 1 << 10
+"""Scratch of the engine numpy: sums of a few numbers."""
 CUTS = {"x": [None, "dp", None], "w": [None, "tp"], "u": ["tp", None]}
 
 
@@ -260,10 +262,10 @@ def test_the_plan_and_the_run_hold_two_gradients_and_a_term() -> None:
 def test_engines_that_copy_sums_are_said_to(run_needs: Callable[[irpar.Partition, str], int]) -> None:
     """ONNX Runtime holds three copies more of each sum meanwhile, of w, of u, and of the loss; so does a device on tp=2."""
     made = on(step_of(), "d=1")
-    assert run_needs(made, "ort") - run_needs(made, "numpy") >= 2 * 3 * WEIGHT
+    assert run_needs(made, "ort") - run_needs(made, "numpy") >= 2 * 3 * WEIGHT - SMALL
     assert run_needs(made, "cupy") - run_needs(made, "numpy") < WEIGHT
     made = on(step_of(), "dp=2,tp=2")  # Each of 4 ranks adds up a quarter of w and of u.
-    assert run_needs(made, "cupy") - run_needs(made, "numpy") >= 2 * 3 * WEIGHT
+    assert run_needs(made, "cupy") - run_needs(made, "numpy") >= 2 * 3 * WEIGHT - SMALL
 
 
 @pytest.fixture

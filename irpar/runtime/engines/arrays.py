@@ -8,6 +8,7 @@ import numpy as np
 
 from irpar.ir import Graph, Memory, Node, Value
 from irpar.kernels import Kept, Kernel
+from irpar.kernels.operands import written
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.sharding import option
 
@@ -111,9 +112,9 @@ class Arrays:
         kept = Kept(place for place, value in enumerate(node.operands) if value is not None and value.is_constant)
 
         def run(inputs: list[Any], environment: "Environment") -> Sequence[Any]:
-            return kernel(
-                np, inputs, attributes, count, environment.into.get(node), kept, environment.scratch.get(node)
-            )
+            into, scratch = environment.into.get(node), environment.scratch.get(node)
+            results = kernel(np, inputs, attributes, count, into, kept, scratch)
+            return results if into is None else _in_place(results, into)
 
         return run
 
@@ -141,6 +142,12 @@ class Arrays:
         """What to tell of an error at a node."""
         text = str(error).removeprefix(f"{node.op_type}: ")
         return NodeError(f"{node.operator} failed: {text}", where=f"node {node.label}")
+
+
+def _in_place(results: Sequence[Any], into: Any) -> tuple[Any, ...]:
+    """Results where they have a place: a kernel may have computed in another dtype, and given another array."""
+    places = into if isinstance(into, tuple) else (into,)
+    return tuple(written(np, result, place) for result, place in zip(results, places, strict=True))
 
 
 class Reads:
