@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from irpar.analysis.segments import stretches
 from irpar.ir import COMMUNICATION, Graph, InflightType, Memory, Node, TensorType, Value
 from irpar.ops import holds_collectives, traits
 from irpar.ops.bodies import waits_for_copy
@@ -160,8 +161,10 @@ def last_uses(graph: Graph, roots: dict[Value, Value], reads: Reads | None = Non
     """The last node that reads each value or a view of it; graph results are read by the return node.
 
     State is held to the end; but that which a step of training replaces, and is not written over, until its last reader
-    has run and the update begins. What a started collective or copy takes is held until the wait.
+    has run and the update begins. What a started collective or copy takes is held until the wait. What computes on the
+    host in one piece holds what it takes until its last node has run.
     """
+    ends = _ends_on_host(graph)
     last: dict[Value, Node] = dict.fromkeys(graph.states, graph.return_node)
     first = update_of(graph)
     going = set[Value]() if first is None else let_go(graph).keys() - set(map(roots.get, graph.outputs))
@@ -170,11 +173,20 @@ def last_uses(graph: Graph, roots: dict[Value, Value], reads: Reads | None = Non
         if node is first:
             # Until then the old state is there to go back to.
             last.update((value, node.previous or node) for value in going)
+        end = ends.get(node)
         for value in held_for(node) if reads is None else reads[node]:
             root = roots.get(value, value)
             if root.data is None and root not in states and root.owner is graph:
-                last[root] = node
+                is_taken = end is not None and root.memory == "host" and ends.get(root.node) is not end
+                last[root] = end if end is not None and is_taken else node
     return last
+
+
+def _ends_on_host(graph: Graph) -> dict[Node | None, Node]:
+    """The nodes that compute on the host, and the last one of the piece that each is computed in."""
+    if not any(node.place == "host" for node in graph):
+        return {}
+    return {node: piece[-1] for piece in stretches(graph) if piece[0].place == "host" for node in piece}
 
 
 def _in_order(graph: Graph) -> Iterator[Node]:

@@ -109,3 +109,18 @@ def test_flops_and_bytes_of_a_matmul() -> None:
     (node,) = graph
     assert node_flops(node) == graph_flops(graph) == 2 * 8 * 64 * 32
     assert node_bytes(node) == 4 * (8 * 64 + 64 * 32 + 8 * 32)
+
+
+def test_a_piece_on_the_host_holds_what_it_takes_until_its_end() -> None:
+    """ONNX Runtime is given both states, and gives both new ones; what it makes on the way it frees itself."""
+    graph = parse_module(
+        """
+        mesh @m = ["d"=1]
+        graph local @g(%g: f32[64] in host, state moment %a: f32[64] in host, state moment %b: f32[64] in host) -> (%loss, %c replaces %a, %d replaces %b) opset 21 ranks [0] {
+          %loss = ReduceSum(%g) {keepdims=0 | phase=forward, place=host} : f32[] in host
+          %c = Sub(%a, %g) {| phase=optimizer, place=host} : f32[64] in host
+          %d = Sub(%b, %g) {| phase=optimizer, place=host} : f32[64] in host
+        }
+        """
+    ).graph
+    assert peak(graph, memory="host").activation_bytes == 5 * 256 + 4
