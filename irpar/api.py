@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from irpar.analysis.cost.network import Network
     from irpar.onnx_io import Source
-    from irpar.pass_manager import PassManager, PipelineResult
+    from irpar.pass_manager import PassManager, PipelineResult, PipelineRun
     from irpar.runtime.engines.base import Results
     from irpar.runtime.executor import Executor
     from irpar.runtime.launch.environment import World
@@ -141,8 +141,9 @@ def partition(
         chosen = pipeline or default_pipeline(work)
         manager = chosen if isinstance(chosen, PassManager) else PassManager.parse(chosen)
         source = source_of(module)
-        original, passes = _shard(manager, work, lambda: _prepared(module, mesh, network))
-        made = Partition._made(module, work, str(manager), source, original, passes)
+        original, run = _shard(manager, work, lambda: _prepared(module, mesh, network))
+        work = run.module
+        made = Partition._made(module, work, str(manager), source, original, run.result)
     if max_redistribution_mb is not None:
         from irpar.advice.redistribution_limit import check_redistributions
 
@@ -189,26 +190,30 @@ def _prepared(
     return work
 
 
-def _shard(
-    manager: "PassManager", work: Module, again: Callable[[], Module]
-) -> "tuple[dict[str, Any], PipelineResult]":
+def _shard(manager: "PassManager", work: Module, again: Callable[[], Module]) -> "tuple[dict[str, Any], PipelineRun]":
     """Normalise, measure what the whole model costs one device, and make programs of it.
 
     Args:
         manager: the passes.
         work: what they change.
         again: makes it once more, where a pass fails.
+
+    Returns:
+        What it costs, and the pipeline at its end, with the programs.
     """
+    from irpar.folded_layers import plan_layers_once
+
     run = manager.start(work, again)
     run.advance(lambda pass_: pass_.name in NORMALISING)
     original = original_of(work) if len(run.result.records) < len(manager.passes) else {}
+    plan_layers_once(run)
     run.advance()
-    if not work.is_local:
+    if not run.module.is_local:
         raise IrparError(
             f'the pipeline "{manager}" leaves the module in global view',
             do="end it with complete-sharding,insert-redistribution,localize",
         )
-    return original, run.result
+    return original, run
 
 
 class Partition:

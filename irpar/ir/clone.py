@@ -109,6 +109,12 @@ def clone_module(module: Module) -> Module:
     for function, copy in callees.items():
         copy.graph = clone_graph(function.graph, callees=callees)
     made.graphs = [clone_graph(graph, callees=callees) for graph in module.graphs]
+    copy_facts(module, made)
+    return made
+
+
+def copy_facts(module: Module, made: Module) -> None:
+    """Give a module all that another one has beside graphs and functions: meshes, what was said of values, and logs."""
     made.meshes = dict(module.meshes)
     made.ir_version, made.producer, made.doc = module.ir_version, module.producer, module.doc
     made.metadata, made.source = dict(module.metadata), module.source
@@ -118,8 +124,7 @@ def clone_module(module: Module) -> Module:
     made.placed = dict(module.placed)
     made.conflicts, made.fixed, made.run_as_said = dict(module.conflicts), dict(module.fixed), dict(module.run_as_said)
     made.network, made.memory_limit, made.dim_names = module.network, module.memory_limit, dict(module.dim_names)
-    made.literals = set(module.literals)
-    return made
+    made.literals, made.repeats = set(module.literals), dict(module.repeats)
 
 
 def without_metadata(module: Module) -> Module:

@@ -66,6 +66,8 @@ class Module:
         conflicts: name of what a collective gives to the conflict that it resolves; a log as well.
         network: what communication is taken to cost, as `irpar.analysis.cost.network_lookup.network_of` reads it: the
             name of a preset, or the fields of a network file as JSON.
+        repeats: in a module with a few of many equal layers, name of a value of the one that stands for others to how
+            many layers that are, itself included; empty in any other.
         memory_limit: bytes that a rank may hold; passes that only make programs faster do not act where that would
             break it. None: no limit.
     """
@@ -91,6 +93,7 @@ class Module:
         "opsets",
         "placed",
         "producer",
+        "repeats",
         "run_as_said",
         "source",
         "whole",
@@ -118,6 +121,7 @@ class Module:
         self.literals: set[str] = set()
         self.conflicts: dict[str, Conflict] = {}
         self.network = DEFAULT_NETWORK
+        self.repeats: dict[str, int] = {}
         self.memory_limit: int | None = None
         self._named_values: NamedValues | None = None
 

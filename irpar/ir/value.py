@@ -192,22 +192,25 @@ class Names:
 
     Attributes:
         table: name to value.
+        hints: what new values were named after, here or where this is an heir of.
         changes: how often a value came, went, or got another name, here or in the imported model; what was made of
             the names is still right while this number stays.
     """
 
-    __slots__ = ("_counters", "_gone", "changes", "table")
+    __slots__ = ("_counters", "_gone", "changes", "hints", "table")
 
     def __init__(self) -> None:
         self.table: dict[str, Value] = {}
         self.changes = 0
         self._counters: dict[str, Iterator[int]] = {}
         self._gone: set[str] = set()
+        self.hints: set[str] = set()
 
     def heir(self) -> "Names":
         """A table for a copy of the graph: each of its values may take its name over, and no new value gets one."""
         made = Names()
         made._gone = self._gone | self.table.keys()
+        made.hints = set(self.hints)
         return made
 
     def claim(self, value: Value) -> None:
@@ -227,9 +230,14 @@ class Names:
 
     def fresh(self, hint: str) -> str:
         """A name that nothing has or had: `hint_1`, `hint_2` ... So no new value passes for one of the model."""
+        self.hints.add(hint)
         counter = self._counters.setdefault(hint, itertools.count(1))
         for number in counter:
             name = f"{hint}_{number}"
-            if name not in self.table and name not in self._gone:
+            if not self.had(name):
                 return name
         raise AssertionError
+
+    def had(self, name: str) -> bool:
+        """Whether something has a name, or had it."""
+        return name in self.table or name in self._gone

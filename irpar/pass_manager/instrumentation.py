@@ -67,6 +67,12 @@ class Instrumentation:
                     do=f"choose from the passes of this pipeline: {', '.join(dict.fromkeys(names))}",
                 )
 
+    @property
+    def looks_at_modules(self) -> bool:
+        """Whether it prints, dumps or hands on what passes leave."""
+        printed = self.print_ir_before or self.print_ir_after or self.print_ir_after_all or self.print_ir_after_change
+        return bool(printed) or self.dump_ir is not None or self.observe is not None
+
     def at_start(self, module: Module) -> None:
         """Before the first pass."""
         if self.dump_ir is not None:

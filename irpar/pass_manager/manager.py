@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -129,6 +129,37 @@ class PipelineRun:
                 if not while_(self._manager.passes[index]):
                     return
                 self._run(index)
+
+    @property
+    def left(self) -> "tuple[Pass, ...]":
+        """The passes that have not run yet."""
+        return self._manager.passes[len(self._records) :]
+
+    @property
+    def instrumentation(self) -> Instrumentation:
+        """What is done around each pass."""
+        return self._manager.instrumentation
+
+    def beside(self, module: Module) -> "PipelineRun":
+        """The same passes, from here on, over another module; nobody watches, and nothing that fails is reported."""
+        watch = Instrumentation(verify_each=self.instrumentation.verify_each, reproducer=None)
+        made = PipelineRun(PassManager(self._manager.passes, watch), module)
+        made._records = list(self._records)
+        return made
+
+    def take_over(self, other: "PipelineRun") -> None:
+        """Go on from where a run from `beside` has come to, with its module."""
+        watch, passes = self.instrumentation, self._manager.passes
+        for index, record in enumerate(other._records[len(self._records) :], len(self._records)):
+            watch.report(Progress("start", passes[index].name, index, len(passes)))
+            watch.report(Progress("end", passes[index].name, index, len(passes), record.seconds))
+        self.module, self._records = other.module, list(other._records)
+
+    def note(self, note: str) -> None:
+        """Say something behind the notes of the last pass that has run."""
+        if self._records:
+            last = self._records[-1]
+            self._records[-1] = replace(last, notes=(*last.notes, note))
 
     def _run(self, index: int) -> None:
         watch, module, passes = self._manager.instrumentation, self.module, self._manager.passes

@@ -50,7 +50,7 @@ class CompleteSharding(Pass):
 
     def flow_of(self, module: Module) -> Flow:
         """The flow of a module; who completes one graph again and again may know it already."""
-        return Flow(module.graph, module.mesh)
+        return Flow(module.graph, module.mesh, module.repeats)
 
     def run(self, module: Module) -> PassResult:
         """Complete the main graph and the bodies in it.

@@ -361,12 +361,13 @@ class Chooser:
 
     def _bound_all(self) -> None:
         """Keep fewer alternatives of each value where all nodes together would have too many combinations."""
-        most = MOST_PRICED + 10 * len(self.views)
-        sizes = list(filter(None, map(self._alternatives, self.views)))
+        layers = {node: self._layers_of(view) for node, view in self.views.items()}
+        most = MOST_PRICED + 10 * sum(layers.values())
+        sizes = [(times, found) for node, times in layers.items() if (found := self._alternatives(node))]
         for count in range(MOST_STATES - 1, 0, -1):
-            if sum(map(math.prod, sizes)) - len(sizes) <= most:
+            if sum(times * (math.prod(of_node) - 1) for times, of_node in sizes) <= most:
                 return
-            sizes = [[min(size, count) for size in of_node] for of_node in sizes]
+            sizes = [(times, [min(size, count) for size in of_node]) for times, of_node in sizes]
             for states in self.states.values():
                 del states[count:]
 
@@ -379,7 +380,7 @@ class Chooser:
 
     def _solve(self, variables: Sequence[Value]) -> Choice:
         number = {value: index for index, value in enumerate(variables)}
-        self.work = max(1.0, float(sum(view.flops for view in self.views.values())))
+        self.work = max(1.0, float(sum(view.flops * self._layers_of(view) for view in self.views.values())))
         problem = Elimination([len(self.states[value]) for value in variables])
         tables: list[tuple[list[int], np.ndarray]] = []
         for node in self.flow.nodes:
@@ -402,6 +403,10 @@ class Chooser:
         changed = {value: state for value, state in picked.items() if state != value.sharding}
         changed = {value: state for value, state in changed.items() if value not in self.pinned}
         return Choice(changed, before, after, len(variables))
+
+    def _layers_of(self, view: RuleView) -> int:
+        """How many layers have a node."""
+        return self.flow.layers_of(view.node.results[0]) if self.flow.repeats else 1
 
     def _brought(self, value: Value) -> np.ndarray | None:
         """What it costs to bring a value to each of its alternatives, before any node reads it; None: nothing."""

@@ -99,7 +99,7 @@ def _rewrite(module: Module, sums_may_hold_more: bool) -> dict[str, int | float]
 def _replan(module: Module, network: Network) -> int:
     """Plan the moves of each value together; returns for how many values that is better."""
     count = 0
-    ways = ConstantWays(module.graph, network, module.annotated)
+    ways = ConstantWays(module.graph, network, module.annotated, module.repeats)
     for graph in list(module.graph.graphs()):
         writer = None
         for tree in trees(graph, partial(is_held, module)):

@@ -4,13 +4,14 @@ w : f32[16@x, 4] is read as it lies by one node, and as [16, 4@x] by another: bo
 """
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from irpar.analysis.cost.network import Network
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.redistribution.routes import routes
 from irpar.analysis.redistribution.trees import Tree
 from irpar.ir import Graph, Value
+from irpar.ir.repeats import layers_of, only_with_all_layers
 from irpar.sharding import Sharding, ceil_shape
 
 MOST_MORE = 1 / 8
@@ -31,13 +32,24 @@ class ConstantWays:
         graph: the outermost, in global view.
         network: what communication costs.
         annotated: names of constants of which someone said what a device holds.
+        repeats: as of the module.
+
+    Raises:
+        IrparError: of a module with a few layers for all: not all ways of all layers may be written.
     """
 
-    def __init__(self, graph: Graph, network: Network, annotated: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        network: Network,
+        annotated: Collection[str] = (),
+        repeats: Mapping[str, int] | None = None,
+    ) -> None:
         self.network = network
         self.annotated = annotated
+        self.repeats = repeats or {}
         values = (value for each in graph.graphs() for value in each.constants if value.is_static)
-        held = sum(_bytes(value.sharding, value) for value in values)
+        held = sum(layers_of(value, self.repeats) * _bytes(value.sharding, value) for value in values)
         self.left = held * MOST_MORE
         self.small = min(held * SMALL_SHARE, SMALL_BYTES)
 
@@ -70,12 +82,16 @@ class ConstantWays:
         more = self._more(tree, ways)
         if tree.root.name in self.annotated:
             return more <= 0
-        return more <= 0 or (more <= self.left and (is_no_larger or more <= self.small))
+        if more <= 0 or not (is_no_larger or more <= self.small):
+            return more <= 0
+        if self.repeats and more * layers_of(tree.root, self.repeats) > self.left:
+            raise only_with_all_layers("what constants are written in several ways")
+        return more <= self.left
 
     def _take(self, tree: Tree, ways: Iterable[Sharding]) -> tuple[Sharding, ...]:
         ways = tuple(ways)
         if ways:
-            self.left -= max(self._more(tree, ways), 0)
+            self.left -= max(self._more(tree, ways), 0) * layers_of(tree.root, self.repeats)
         return ways
 
 

@@ -4,7 +4,7 @@ y = Loop(n, go, h) { body(i, go, a) -> (go, b) }      h, a, b and y are one tens
                                                       comes out of a trip otherwise is moved before the next one
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypeVar
@@ -13,6 +13,7 @@ from irpar.analysis.cost.network import Network
 from irpar.analysis.looping import LOOPS
 from irpar.analysis.types.control_flow import runs, scan_axes
 from irpar.ir import Graph, Module, Node, Value
+from irpar.ir.repeats import layers_of
 from irpar.ops import has_open_bodies
 from irpar.ops.effects import is_compute
 from irpar.ops.rule import FactorRule, RuleBuilder
@@ -87,14 +88,16 @@ class Flow:
         graph: the outermost graph.
         mesh: of its shardings.
         ties: per node that holds such bodies, what passes its boundary.
+        repeats: as of the module.
         trips: per body how often it runs, with all around it; None where that is not known, or it may not run at all.
         states: what the end of the graph hands to the next run.
         nodes: all nodes in order, holders before what they hold, each body's return node after its nodes; the graph's
             own return node last where there is state.
     """
 
-    def __init__(self, graph: Graph, mesh: Mesh) -> None:
+    def __init__(self, graph: Graph, mesh: Mesh, repeats: Mapping[str, int] | None = None) -> None:
         self.graph = graph
+        self.repeats = repeats or {}
         self.mesh = mesh
         self._changes = graph.names.changes
         self.ties: dict[Node, tuple[Tie, ...]] = {}
@@ -171,6 +174,10 @@ class Flow:
         """How often a graph runs, where costs are compared."""
         trips = self.trips.get(graph, 1) if graph is not None else 1
         return USUAL_TRIPS if trips is None else max(1, trips)
+
+    def layers_of(self, value: Value) -> int:
+        """How many layers have what a value is, where a module with a few of them stands for one with all."""
+        return layers_of(value, self.repeats) if self.repeats else 1
 
     # -- rules ----------------------------------------------------------------------------------------------------
 
@@ -374,7 +381,7 @@ def completed_flow(module: Module, name: str) -> Flow:
         IrparError: it is in local view, or a value has no sharding.
     """
     require_global(module, name)
-    flow = Flow(module.graph, module.mesh)
+    flow = Flow(module.graph, module.mesh, module.repeats)
     for value in flow.values():
         if value.sharding is None and value.has_uses and has_rank(value):
             raise IrparError(f"%{value.name} has no sharding yet", do=f"run complete-sharding before {name}")

@@ -146,7 +146,7 @@ def cost_of_placements(
     for value, needed in (wanted or wanted_shardings(flow, placements)).items():
         if around is not None and value not in around:
             continue
-        times = flow.usual_trips(value)
+        times = flow.usual_trips(value) * flow.layers_of(value)
         lies = value.sharding
         if lies is None or not value.is_static or costs_nothing(value, lies, is_pinned):
             continue
@@ -160,7 +160,7 @@ def cost_of_placements(
         if not is_compute(node) or placement.is_boundary or runs_free(flow.rule(node), network):
             continue
         if _is_static(node):
-            times = flow.usual_trips_of(node.graph)
+            times = flow.usual_trips_of(node.graph) * max(map(flow.layers_of, node.results), default=1)
             spent, collectives = running_cost(node, flow.rule(node), placement, network)
             total += spent * times
             launches += collectives * times

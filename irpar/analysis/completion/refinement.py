@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from irpar.analysis.cost.model import Cost, CostModel
 from irpar.analysis.cost.network import Network
 from irpar.ir import Node, Value
+from irpar.ir.repeats import only_with_all_layers
 from irpar.ops.effects import is_compute
 from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Sharding
@@ -163,7 +164,20 @@ class Refinement:
                 waiting.update(
                     dict.fromkeys(other for other in beside(changed, self.placements) if self._may_change(other))
                 )
+        self._check_tried()
         return dict(self.placements)
+
+    def _check_tried(self) -> None:
+        """With a few layers for all, as many changes must be left as all of them might try.
+
+        Raises:
+            IrparError: they are not.
+        """
+        if self.flow.repeats:
+            tried = MOST_TRIED + 4 * len(self.placements) - self.left
+            nodes = sum(max(map(self.flow.layers_of, node.results), default=1) for node in self.placements)
+            if tried * max(self.flow.repeats.values()) > MOST_TRIED + 4 * nodes:
+                raise only_with_all_layers("how many changes are tried")
 
     def run_together(self) -> dict[Node, Placement]:
         """Go on, with what waits for nothing priced as one of many; returns all placements."""

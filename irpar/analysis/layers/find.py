@@ -69,7 +69,20 @@ def find_layers(graph: Graph, least: int = LEAST, *, phase: str | None = None) -
     numbers = {node: keys.number(node) for node in graph if phase in (None, node.phase)}
     orders = [[node for node in order if node in numbers] for order in (graph, order_of_operands(graph))]
     found = [_Search(graph, order, numbers, least).run() for order in orders]
-    best = max(found, key=lambda bodies: sum((len(members) - 1) * len(members[0]) for members in bodies))
+    return _sorted_layers(
+        graph, max(found, key=lambda bodies: sum((len(members) - 1) * len(members[0]) for members in bodies))
+    )
+
+
+def find_layers_in_order(graph: Graph, least: int = LEAST) -> list[Layers]:
+    """The layers of a graph that stand one behind another: as `find_layers`, of the nodes in the order of the graph."""
+    keys = NodeKeys()
+    numbers = {node: keys.number(node) for node in graph}
+    return _sorted_layers(graph, _Search(graph, list(graph), numbers, least).run())
+
+
+def _sorted_layers(graph: Graph, best: Sequence[Sequence[Nodes]]) -> list[Layers]:
+    """Equal subgraphs as layers, those that save most first."""
     place = {node: index for index, node in enumerate(graph)}
     layers = [_layers(members, place) for members in best]
     return sorted(layers, key=lambda each: -(each.count - 1) * each.size)

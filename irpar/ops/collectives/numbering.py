@@ -25,20 +25,26 @@ def number_alike(graphs: Sequence[Graph]) -> bool:
 
     A program whose devices hold no elements of something has fewer. Where programs have no common order, ids stay.
     """
-    sequences = [_ids(graph) for graph in graphs]
-    longest = max(sequences, key=len)
-    number = {known: place for place, known in enumerate(longest)}
-    if not all(known in number for ids in sequences for known in ids):
-        return False
-    if any([number[known] for known in ids] != sorted(number[known] for known in ids) for ids in sequences):
-        return False
-    if all(known == place for known, place in number.items()):
+    number = numbers_in_order(graphs)
+    if number is None or all(known == place for known, place in number.items()):
         return False
     for graph in graphs:
         for node in graph.walk():
             if is_numbered(node):
                 node.set_attribute("id", number[int_attribute(node, "id")])
     return True
+
+
+def numbers_in_order(graphs: Sequence[Graph]) -> dict[int, int] | None:
+    """The place of each id in the order that all programs have in common; None where there is none."""
+    sequences = [_ids(graph) for graph in graphs]
+    longest = max(sequences, key=len)
+    number = {known: place for place, known in enumerate(longest)}
+    if not all(known in number for ids in sequences for known in ids):
+        return None
+    if any([number[known] for known in ids] != sorted(number[known] for known in ids) for ids in sequences):
+        return None
+    return number
 
 
 def _ids(graph: Graph) -> list[int]:

@@ -1,0 +1,196 @@
+"""Equal layers one behind another, of which a few stand for all while passes plan them.
+
+x -> L0 -> L1 -> ... -> L95 -> y      each reads what the one before it gives, weights of its own, and what all share
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from irpar.analysis.equal_nodes import numbers_key
+from irpar.ir import ArrayTensor, DType, Module, Tensor, Value, place_of
+
+from .chain_names import LayerNames, Words
+from .find import Layers, find_layers_in_order
+
+FIRST, LAST = 3, 2
+"""Layers at the two ends of a chain that are planned: the third and its neighbours are to come out alike."""
+MODEL = FIRST - 1
+"""The layer, of the planned ones, that stands for those that are left out: all are as it is."""
+_FEW = 8
+"""Numbers of a constant that rules of operators may read: one for each dim."""
+LEAST_COUNT = 16
+"""Layers of a chain that is worth it: to look for fewer, and to compare them, costs about what it saves."""
+
+
+class NotAlike(Exception):  # noqa: N818 - it says why layers are planned each for itself
+    """Layers, or what passes made of them, that are not as alike as it takes; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers of which each reads what the one before it gives.
+
+    Attributes:
+        layers: them.
+        own: which of the operands of a layer are constants of its own.
+        names: what their nodes and values are called.
+    """
+
+    layers: Layers
+    own: tuple[int, ...]
+    names: LayerNames
+
+    @property
+    def kept(self) -> list[int]:
+        """The layers that are planned."""
+        count = self.layers.count
+        return [*range(FIRST), *range(count - LAST, count)]
+
+    @property
+    def left_out(self) -> range:
+        """The layers that the last of the first ones stands for."""
+        return range(FIRST, self.layers.count - LAST)
+
+    def constants_of(self, layer: int) -> list[Value]:
+        """The constants that only this layer reads."""
+        return [self.layers.operands[layer][place] for place in self.own]
+
+    def values_of(self, layer: int) -> list[Value]:
+        """What belongs to a layer: results of its nodes, and its constants."""
+        return _values(self.layers, self.own, layer)
+
+
+def find_chain(module: Module) -> Chain | None:
+    """The longest chain of equal layers of a graph in global view; None where none is worth it.
+
+    Raises:
+        NotAlike: there is one, but its layers are told apart by something.
+    """
+    found = [layers for layers in find_layers_in_order(module.graph) if layers.count >= LEAST_COUNT]
+    if not found:
+        return None
+    layers = max(found, key=lambda each: (each.count - 1) * each.size)
+    _check_order(module, layers)
+    own = _own_operands(layers)
+    _check_readers(layers)
+    _check_facts(module, layers, own)
+    names = LayerNames.of([_named(layers, own, layer) for layer in range(layers.count)])
+    if names is None:
+        raise NotAlike("names of their values follow no common pattern")
+    chain = Chain(layers, own, names)
+    _check_words(module, chain)
+    return chain
+
+
+def _values(layers: Layers, own: Sequence[int], layer: int) -> list[Value]:
+    results = [value for node in layers.members[layer] for value in node.results]
+    return results + [layers.operands[layer][place] for place in own]
+
+
+def _named(layers: Layers, own: Sequence[int], layer: int) -> list[str]:
+    """The names of nodes and values of a layer, in one order for all layers; "" where one has none."""
+    found: list[str | None] = []
+    for node in layers.members[layer]:
+        found += [node.name, node.source, node.scope]
+    for value in _values(layers, own, layer):
+        found += [value.name, value.source]
+    return [name or "" for name in found]
+
+
+def _check_order(module: Module, layers: Layers) -> None:
+    """Layers follow each other without anything between."""
+    place = {node: number for number, node in enumerate(module.graph)}
+    expected = place[layers.members[0][0]]
+    for nodes in layers.members:
+        for node in nodes:
+            if place[node] != expected:
+                raise NotAlike(f"{node.title} does not follow the node before it in its layer")
+            if node.holds_graphs or node.callee is not None or node.strategy is not None or node.doc or node.metadata:
+                raise NotAlike(f"{node.title} holds a graph, is a call, or is described")
+            expected += 1
+
+
+def _own_operands(layers: Layers) -> tuple[int, ...]:
+    """The operands that each layer has for itself.
+
+    Raises:
+        NotAlike: one is neither this, nor the same for all, nor what the layer before gives.
+    """
+    given = [{value: place for place, value in enumerate(layers.results_of(nodes))} for nodes in layers.members]
+    own = []
+    for place, values in enumerate(zip(*layers.operands, strict=True)):
+        if all(value is values[0] for value in values):
+            continue
+        before = {known.get(value) for known, value in zip(given, values[1:], strict=False)}
+        if len(before) == 1 and None not in before:
+            continue
+        if not all(value.is_constant for value in values) or len(set(values)) < len(values):
+            raise NotAlike(f"%{values[0].name} is read by some layers, or is no constant")
+        own.append(place)
+    return tuple(own)
+
+
+def _check_readers(layers: Layers) -> None:
+    """What a layer that is left out gives is read in it and in the next; so is what the layer before those gives."""
+    inside = {node: number for number, nodes in enumerate(layers.members) for node in nodes}
+    for number in range(FIRST - 1, layers.count - LAST):
+        for value in layers.results_of(layers.members[number]):
+            if any(inside.get(user) not in (number, number + 1) for user in value.users):
+                raise NotAlike(f"%{value.name} is read outside of the next layer")
+
+
+def _check_facts(module: Module, layers: Layers, own: Sequence[int]) -> None:
+    """Constants lie alike, small ones have the same numbers, and only their layer reads them; nothing is described."""
+    for place in own:
+        values = [operands[place] for operands in layers.operands]
+        if len({_facts(module, value) for value in values}) > 1:
+            raise NotAlike(f"%{values[0].name} is not the same kind of constant in all layers")
+        for value, nodes in zip(values, layers.members, strict=True):
+            if not set(value.users).issubset(nodes):
+                raise NotAlike(f"%{value.name} is read outside of its layer")
+    for layer in range(layers.count):
+        for value in _values(layers, own, layer):
+            if value.doc or value.metadata:
+                raise NotAlike(f"%{value.name} is described")
+
+
+def _facts(module: Module, value: Value) -> tuple[object, ...]:
+    data = value.data
+    assert data is not None
+    return value.type, value.sharding, value.memory, value.name in module.literals, type(data), _told(data)
+
+
+def _told(data: Tensor) -> Hashable:
+    """What passes may read of the numbers of a constant: of indices, texts and few numbers all.
+
+    Of others that are in memory whether all are finite, none is zero, and all are one number.
+    """
+    if data.dtype.is_index or data.dtype is DType.STR or data.size <= _FEW:
+        key = numbers_key(data)
+        return place_of(data) if key is None else key
+    if not isinstance(data, ArrayTensor):
+        return None
+    numbers = data.numpy().astype(np.float64)
+    least, most = float(numbers.min()), float(numbers.max())
+    return math.isfinite(least) and math.isfinite(most), bool(numbers.all()), least if least == most else None
+
+
+def _check_words(module: Module, chain: Chain) -> None:
+    """What was said of the values of each layer, and the log of it, is the same but for their names."""
+    rows = chain.names.rows
+    words = Words((None, rows[0], None))
+    first = [(value.name, module.annotated.get(value.name)) for value in chain.values_of(0)]
+    said = [(place, annotation, module.decisions.get(name, [])) for place, (name, annotation) in enumerate(first)]
+    for layer in range(1, chain.layers.count):
+        around = None, rows[layer], None
+        values = chain.values_of(layer)
+        for place, annotation, decisions in said:
+            name = values[place].name
+            other, told = module.annotated.get(name), module.decisions.get(name, [])
+            if other is not annotation and not (annotation and words.annotation(annotation, around) == other):
+                raise NotAlike(f"%{name} is annotated otherwise than in the first layer")
+            if told != decisions and told != words.decisions(decisions, around):
+                raise NotAlike(f"%{name} is sharded for another reason than in the first layer")

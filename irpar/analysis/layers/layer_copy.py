@@ -1,0 +1,85 @@
+"""A layer that was left out, put into a program as the one that stands for it."""
+
+from irpar.ir import Node, Value
+from irpar.ops.bodies import is_numbered
+from irpar.ops.facts import int_attribute
+
+from .chain import MODEL, NotAlike
+from .layer_data import LayerData
+from .numbered_names import NumberedNames
+from .planned_program import PlannedProgram
+
+_MANY_IDS = 1 << 32
+"""More than a program has collectives."""
+
+
+class LayerCopy:
+    """A layer that is put in.
+
+    Args:
+        program: that gets it.
+        layer: which.
+        numbered: names that count on.
+    """
+
+    def __init__(self, program: PlannedProgram, layer: int, numbered: NumberedNames) -> None:
+        self.program = program
+        self.further = layer - MODEL
+        self.around = program.chain.names.around(layer)
+        self.words = program.words
+        self.numbered = numbered
+        self.data = LayerData(program.chain, layer)
+
+    def constants(self) -> dict[Value, Value]:
+        """Constants of the layer, by those that they are like."""
+        graph, found = self.program.graph, {}
+        for value in self.program.own:
+            assert value.data is not None
+            made = found[value] = self._value(value)
+            made.data = self.data.of(value.data) or value.data
+            made.graph = graph
+            self._claim(made)
+        return found
+
+    def nodes(self, values: dict[Value, Value], before: Node) -> None:
+        """Insert the nodes; `values` says what they read, and gets their results."""
+        words, around, graph = self.words, self.around, self.program.graph
+        for node in self.program.parts[MODEL]:
+            made = Node(
+                node.op_type,
+                [None if value is None else values.get(value, value) for value in node.operands],
+                domain=node.domain,
+                version=node.version,
+                name=words.text(node.name, around),
+                source=words.optional(node.source, around),
+                scope=words.optional(node.scope, around),
+                results=[self._value(value) for value in node.results],
+            )
+            made.phase, made.stage, made.place, made.strategy = node.phase, node.stage, node.place, node.strategy
+            made.doc = words.text(node.doc, around)
+            made.metadata = dict(node.metadata) if node.metadata else None
+            made.callee = node.callee
+            made.attributes = dict(node.attributes)
+            if is_numbered(made):
+                made.attributes["id"] = int_attribute(made, "id") + self.further * _MANY_IDS
+            values.update(zip(node.results, made.results, strict=True))
+            names = [value.name for value in made.results]
+            graph.insert_before(before, made)
+            if names != [value.name for value in made.results]:
+                raise NotAlike(f"%{names[0]} has a name that is taken")
+
+    def _value(self, value: Value) -> Value:
+        words, around, name = self.words, self.around, self.program.called[value]
+        counts_on = name in self.numbered.steps
+        name = self.numbered.of_layer(name, self.further) if counts_on else words.text(name, around)
+        made = Value(name, value.type, words.optional(value.source, around))
+        made.sharding, made.global_shape, made.memory = value.sharding, value.global_shape, value.memory
+        made.doc = words.text(value.doc, around)
+        made.metadata = dict(value.metadata) if value.metadata else None
+        return made
+
+    def _claim(self, made: Value) -> None:
+        name = made.name
+        self.program.graph.names.claim(made)
+        if made.name != name:
+            raise NotAlike(f"%{name} has a name that is taken")

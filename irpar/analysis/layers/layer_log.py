@@ -1,0 +1,115 @@
+"""What a module tells of why its values are as they are: of a few layers, then of all."""
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from typing import Any
+
+from irpar.ir import Annotation, Gone, Module
+
+from .chain import MODEL, NotAlike
+from .chain_names import Around, Words
+from .numbered_names import NumberedNames, with_number
+from .planned_program import PlannedProgram
+
+
+class LayerLog:
+    """What a folded module tells of its values, which becomes what it tells of those of all layers.
+
+    Args:
+        folded, whole: as for `unfold`.
+        numbered: names that count on.
+        program: one of the programs.
+    """
+
+    def __init__(self, folded: Module, whole: Module, numbered: NumberedNames, program: PlannedProgram) -> None:
+        self.chain = program.chain
+        self.numbered = numbered
+        self.program = program
+        self.words = words = program.words
+        self.tables: list[tuple[dict[str, Any], dict[str, Any], Callable[[Any, Around], Any]]] = [
+            (folded.decisions, {}, words.decisions),
+            (folded.annotated, {}, words.annotation),
+            (folded.conflicts, whole.conflicts, words.conflict),
+            (folded.whole, whole.whole, words.text),
+            (folded.gone, whole.gone, words.gone),
+        ]
+        self.own = [
+            {name: None for name in table if words.names_own(name) and name not in before}
+            for table, before, _ in self.tables
+        ]  # fmt: skip
+
+    def check(self) -> None:
+        """Refuse a log that tells other things of the layers that should be alike.
+
+        Raises:
+            NotAlike: see there.
+        """
+        near: set[str] = set()
+        for number in (MODEL - 1, MODEL, MODEL + 1):
+            around = self.program.folded_names(number)
+            words = Words(around)
+            for own, (table, before, said) in zip(self.own, self.tables, strict=True):
+                for name in own:
+                    if table.get(self.words.text(name, around)) != said(table[name], around):
+                        raise NotAlike(f"%{name} is explained otherwise than in another layer")
+                its = [name for name in table if words.names_own(name) and name not in before]
+                if len(its) != len(own):
+                    raise NotAlike("the log tells more of one layer than of another")
+                near.update(its)
+                for name, step in self.numbered.steps.items():
+                    other = with_number(name, step * (number - MODEL))
+                    if (name in table) != (other in table):
+                        raise NotAlike(f"%{name} is explained, and %{other} is not")
+                    if name in table and table[other] != said(table[name], around):
+                        raise NotAlike(f"%{name} is explained otherwise than in another layer")
+        self._check_others(near)
+
+    def _check_others(self, near: Set[str]) -> None:
+        """Nothing names a value that counts on, and what is said elsewhere does not name the layer."""
+        for table, _, _ in self.tables:
+            for name, entry in table.items():
+                is_near = name in near or self.numbered.counts(name)
+                for text in _texts(entry):
+                    if (not is_near and self.words.names_own(text)) or self.numbered.is_in(text):
+                        raise NotAlike(f"%{name} is explained with a value of one layer")
+
+    def write(self) -> None:
+        """Let the log tell the same of all layers."""
+        for own, (table, _, said) in zip(self.own, self.tables, strict=True):
+            entries = dict(table)
+            table.clear()
+            run: dict[str, Any] = {}
+            for name, entry in entries.items():
+                if name in own or name in self.numbered.steps:
+                    run[name] = entry
+                    continue
+                self._repeat(table, run, said)
+                run = {}
+                table[self.numbered.shifted(name) if self.numbered.counts(name) else name] = entry
+            self._repeat(table, run, said)
+            beside = self.chain.names.around(self.chain.kept[MODEL + 1])
+            table.update({self.words.text(name, beside): said(entries[name], beside) for name in own})
+
+    def _repeat(self, table: dict[str, Any], entries: Mapping[str, Any], said: Callable[[Any, Around], Any]) -> None:
+        """Put in what a log tells of the layer that stands for others, for each of these."""
+        numbered = self.numbered
+        for layer in (MODEL, *self.chain.left_out):
+            around = self.chain.names.around(layer)
+            for name, entry in entries.items():
+                counts_on = name in numbered.steps
+                its = numbered.of_layer(name, layer - MODEL) if counts_on else self.words.text(name, around)
+                table[its] = said(entry, around)
+
+
+def _texts(entry: Any) -> Iterator[str]:
+    """What an entry of a log says."""
+    if isinstance(entry, str):
+        yield entry
+    elif isinstance(entry, list):
+        for each in entry:
+            yield from (each.why, each.follows or "")
+    elif isinstance(entry, Gone):
+        yield from (entry.why, entry.annotation.pattern, entry.annotation.said)
+    elif isinstance(entry, Annotation):
+        yield from (entry.pattern, entry.said)
+    else:
+        yield from (text for text in vars(entry).values() if isinstance(text, str))

@@ -1,0 +1,158 @@
+"""Whether layers that were planned came out alike, but for their names and the numbers of their weights."""
+
+from irpar.analysis.equal_nodes import attribute_key
+from irpar.ir import Node, Value
+
+from .chain import MODEL, NotAlike
+from .chain_names import NUMBERED
+from .layer_data import LayerData
+from .planned_program import PlannedProgram, places_of
+
+_NODE_FACTS = ("domain", "op_type", "version", "callee", "phase", "stage", "place", "strategy")
+_VALUE_FACTS = ("type", "sharding", "global_shape", "memory", "metadata")
+
+
+def compare(program: PlannedProgram) -> None:
+    """Compare the layer that stands for others with those beside it, and look who reads what it gives.
+
+    Raises:
+        NotAlike: see there.
+    """
+    for number in (MODEL - 1, MODEL + 1):
+        _Comparison(program, number).run()
+    inside = set(program.parts[MODEL])
+    near = inside.union(program.parts[MODEL + 1])
+    for value in (*program.inner, *program.own):
+        allowed = near if value in program.inner else inside
+        reader = next((user for user in value.users if user not in allowed), None)
+        if reader is not None:
+            raise NotAlike(f"{reader.title} reads %{value.name} from afar")
+    _check_constants(program)
+
+
+def _check_constants(program: PlannedProgram) -> None:
+    """Where constants of the layer stand in the list, those of the next one come behind them."""
+    order = list(program.graph.constants)
+    for last, run in program.runs().items():
+        following = order[order.index(last) + 1 :][: len(run)]
+        if following != [program.pairs[value] for value in run]:
+            raise NotAlike(f"%{run[0].name} and what belongs to it stand otherwise among constants")
+
+
+class _Comparison:
+    """Compares the layer that stands for others with another of the folded ones.
+
+    Args:
+        program: with both.
+        number: of the other one.
+    """
+
+    def __init__(self, program: PlannedProgram, number: int) -> None:
+        self.program = program
+        self.number = number
+        self.words = program.words
+        self.around = program.folded_names(number)
+        self.pairs: dict[Value, Value] = {}
+        self.before = places_of(program.parts[number - 1])
+        self.data = LayerData(program.chain, program.chain.kept[number])
+
+    def run(self) -> None:
+        program = self.program
+        mine, other = program.parts[MODEL], program.parts[self.number]
+        if len(mine) != len(other):
+            raise NotAlike(f"one layer has {len(mine)} nodes, the next {len(other)}")
+        for node, same in zip(mine, other, strict=True):
+            self._node(node, same)
+        self._unread_constants()
+        if self.number > MODEL:
+            program.pairs = self.pairs
+
+    def _node(self, node: Node, same: Node) -> None:
+        if node.holds_graphs or same.holds_graphs:
+            raise NotAlike(f"{node.title} holds a graph")
+        texts = all(self._says(getattr(node, name), getattr(same, name)) for name in ("name", "source", "scope", "doc"))
+        if not texts or any(getattr(node, name) != getattr(same, name) for name in (*_NODE_FACTS, "metadata")):
+            raise NotAlike(f"{node.title} is not as {same.title} is")
+        if not _have_equal_attributes(node, same):
+            raise NotAlike(f"{node.title} has other attributes than {same.title}")
+        pairs = zip(node.operands, same.operands, strict=False)
+        if len(node.operands) != len(same.operands) or not all(self._operand(*pair) for pair in pairs):
+            raise NotAlike(f"{node.title} reads otherwise than {same.title}")
+        if len(node.results) != len(same.results):
+            raise NotAlike(f"{node.title} gives otherwise than {same.title}")
+        for value, other in zip(node.results, same.results, strict=True):
+            self._value(value, other)
+
+    def _says(self, text: str | None, other: str | None) -> bool:
+        return self.words.optional(text, self.around) == other
+
+    def _operand(self, value: Value | None, other: Value | None) -> bool:
+        """Whether two nodes read the same there: of the layer, of the one before, or what all share."""
+        if value is None or other is None:
+            return value is other
+        if value in self.pairs:
+            return self.pairs[value] is other
+        if value in self.program.before and other in self.before and self._are_given_alike(value, other):
+            return True
+        if value is other:
+            return value not in self.program.inner
+        if not value.is_constant or not other.is_constant:
+            return False
+        self._constant(value, other)
+        return True
+
+    def _are_given_alike(self, value: Value, other: Value) -> bool:
+        """Whether what the layers before two give is the same; the first of all may have other nodes besides."""
+        if self.number > MODEL:
+            return self.program.before[value] == self.before[other]
+        return self._says(value.name, other.name) and _lie_alike(value, other)
+
+    def _constant(self, value: Value, other: Value) -> None:
+        self._value(value, other)
+        if not self.data.are_alike(value, other):
+            raise NotAlike(f"%{value.name} has other numbers than %{other.name}")
+        self.program.own[value] = None
+
+    def _unread_constants(self) -> None:
+        """Constants of the layers that nothing reads any more are there in all of them, or in none."""
+        table, chain = self.program.graph.names.table, self.program.chain
+        left = [
+            [table.get(value.name) for value in chain.constants_of(chain.kept[number])]
+            for number in (MODEL, self.number)
+        ]
+        for value, other in zip(*left, strict=True):
+            unread = [each is not None and each.is_constant and not each.has_uses for each in (value, other)]
+            if unread[0] != unread[1]:
+                raise NotAlike("a constant is read in one layer alone")
+            if unread[0] and value is not None and other is not None:
+                self._constant(value, other)
+
+    def _value(self, value: Value, other: Value) -> None:
+        self.pairs[value] = other
+        texts = self._says(value.source, other.source) and self._says(value.doc, other.doc)
+        if not texts or not _lie_alike(value, other):
+            raise NotAlike(f"%{value.name} lies otherwise than %{other.name}")
+        if not self._says(value.name, other.name):
+            self._counts_on(value.name, other.name)
+
+    def _counts_on(self, name: str, other: str) -> None:
+        mine, its = NUMBERED.fullmatch(name), NUMBERED.fullmatch(other)
+        if mine is not None and its is not None and mine[1] == its[1]:
+            step, rest = divmod(int(its[2]) - int(mine[2]), self.number - MODEL)
+            if step > 0 and not rest and self.program.steps.setdefault(name, step) == step:
+                return
+        raise NotAlike(f"%{name} is called %{other} in another layer")
+
+
+def _lie_alike(value: Value, other: Value) -> bool:
+    return all(getattr(value, name) == getattr(other, name) for name in _VALUE_FACTS)
+
+
+def _have_equal_attributes(node: Node, same: Node) -> bool:
+    if node.attributes.keys() != same.attributes.keys():
+        return False
+    for name, mine in node.attributes.items():
+        other, key = same.attributes[name], attribute_key(mine)
+        if name != "id" and mine is not other and (key is None or key != attribute_key(other)):
+            return False
+    return True

@@ -1,0 +1,63 @@
+"""Passes over a model of many equal layers, which plan a few of them for all."""
+
+from irpar.analysis.layers.chain import FIRST, LAST, NotAlike, find_chain
+from irpar.analysis.layers.fold import folded_module
+from irpar.analysis.layers.unfold import unfold
+from irpar.ir.repeats import NeedsAllLayersError
+from irpar.pass_manager import PipelineRun
+from irpar.sharding import IrparError
+
+FOLDED = frozenset(
+    {"split-weights", "split-bias", "complete-sharding", "insert-redistribution", "simplify-collectives", "localize"}
+)
+"""Passes that do to a layer what is in it and beside it asks for, and no layer further off."""
+
+
+def plan_layers_once(run: PipelineRun) -> None:
+    """Run the passes that make programs, up to the first that looks across layers, with a few of many equal layers.
+
+    What they make is the same: layers beside each other come out alike, and it is checked that they do. Where they do
+    not, or nothing is repeated, no pass runs here.
+
+    Args:
+        run: a pipeline that has come to a normalised module with a mesh.
+    """
+    if not _may_fold(run):
+        return
+    try:
+        chain = find_chain(run.module)
+        if chain is None:
+            return
+        beside = run.beside(folded_module(run.module, chain))
+        beside.advance(lambda pass_: pass_.name in FOLDED)
+        unfold(beside.module, run.module, chain)
+    except NotAlike as error:
+        run.note(f"equal layers were planned each for itself: {error}")
+    except NeedsAllLayersError as error:
+        run.note(f"equal layers were planned each for itself: {error.what}")
+    except IrparError:
+        return  # The whole model meets that too, where nobody has left out what the message should name.
+    else:
+        run.take_over(beside)
+        layers = chain.layers
+        run.note(f"{layers.count} equal layers of {layers.size} nodes were planned as {FIRST + LAST} of them")
+        if run.instrumentation.verify_each:
+            from irpar.ir.verifier import verify
+
+            verify(run.module)
+
+
+def _may_fold(run: PipelineRun) -> bool:
+    """Whether the next passes can, as far as that shows without a look at layers."""
+    module = run.module
+    names = [pass_.name for pass_ in run.left]
+    first = next((index for index, name in enumerate(names) if name not in FOLDED), len(names))
+    is_plain = not (module.graph.states or module.functions or module.run_as_said or module.annotations)
+    return (
+        "localize" in names[:first]
+        and is_plain
+        and not module.is_local
+        and module.memory_limit is None
+        and not run.instrumentation.looks_at_modules
+        and not any(node.holds_graphs for node in module.graph)  # What leaves a loop depends on what is held in all.
+    )

@@ -1,0 +1,210 @@
+"""Models of many equal layers, planned as a few of them: the same programs and plans as without that, to the byte."""
+
+from random import Random
+from unittest import mock
+
+import pytest
+
+import irpar
+from irpar import models
+from irpar.analysis.layers.chain import LEAST_COUNT, NotAlike, find_chain
+from irpar.analysis.layers.fold import folded_module
+from irpar.ir import Node, parse_module
+from irpar.ir.annotate import glob_of
+from irpar.ir.verifier import verify
+from irpar.onnx_io import to_module
+from irpar.pass_manager import Instrumentation, PassManager
+from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, NORMALISE
+
+ALIKE, APART = " equal layers of ", "equal layers were planned each for itself: "
+COUNT = LEAST_COUNT
+
+
+def chain_module(count=COUNT, scale="0.5", odd_scale="0.5", odd=7):
+    """Layers that add exp(tanh(x) @ w * scale) to x; the scale of one of them may be another."""
+    lines = [f'%w{n} = constant : f32[8, 8] data("w{n}", 0, 256) from "l.{n}.w"' for n in range(count)]
+    lines += [f"%s = constant : f32[] {scale}", f"%s_odd = constant : f32[] {odd_scale}"]
+    for n in range(count):
+        before, factor = f"h{n - 1}" if n else "x", "s_odd" if n == odd else "s"
+        lines += [
+            f'%t{n} = Tanh(%{before}) : f32[4, 8] from "/l.{n}/tanh"',
+            f'%m{n} = MatMul(%t{n}, %w{n}) : f32[4, 8] from "/l.{n}/fc"',
+            f'%f{n} = Mul(%m{n}, %{factor}) : f32[4, 8] from "/l.{n}/scale"',
+            f'%e{n} = Exp(%f{n}) : f32[4, 8] from "/l.{n}/exp"',
+            f'%h{n} = Add(%{before}, %e{n}) : f32[4, 8] from "/l.{n}/add"',
+        ]
+    body = "\n".join(f"  {line}" for line in lines)
+    return parse_module(f"graph @g(%x: f32[4, 8]) -> (%h{count - 1}) opset 21 {{\n{body}\n}}\n")
+
+
+def built(family, layers, said=(), **settings):
+    """A model of a builder with its usual annotations, and more."""
+    module = to_module(models.build(family, layers=layers, **settings))
+    known = {value.source_name for value in module.graph.values()}
+    for name, spec in models.annotations(family, layers=layers).items():
+        if "*" in name or name in known:
+            module.shard(name, spec)
+    for name, spec in said:
+        module.shard(name, spec)
+    return module
+
+
+def with_all(module, mesh, **options):
+    """The partition that is planned with all layers."""
+    with mock.patch("irpar.folded_layers.find_chain", return_value=None):
+        return irpar.partition(module, mesh, **options)
+
+
+def notes(partition):
+    return [note for note in partition.passes.notes if ALIKE in note or APART in note]
+
+
+def check_same(module, mesh, **options):
+    """Both ways to plan a module give the same; returns the notes."""
+    made, expected = irpar.partition(module, mesh, **options), with_all(module, mesh, **options)
+    assert made.plan.to_json() == expected.plan.to_json()
+    assert str(made.module) == str(expected.module)
+    assert not notes(expected)
+    verify(made.module)
+    return notes(made)
+
+
+def test_a_folded_module_has_the_ends_of_the_chain():
+    module = chain_module()
+    PassManager.parse(NORMALISE).run(module)
+    chain = find_chain(module)
+    assert (chain.layers.count, chain.layers.size) == (COUNT, 5)
+    folded = folded_module(module, chain)
+    verify(folded)
+    kept = [0, 1, 2, COUNT - 2, COUNT - 1]
+    assert [value.source_name for value in folded.graph.constants if value.source] == [f"l.{n}.w" for n in kept]
+    assert [node.source for node in folded.graph if node.op_type == "Tanh"] == [f"/l.{n}/tanh" for n in kept]
+    (tanh,) = (node for node in folded.graph if node.source == f"/l.{COUNT - 2}/tanh")
+    assert tanh.inputs[0].name == "h2"
+    assert len(module.graph) == 5 * COUNT
+
+
+def test_layers_that_are_left_out_are_as_the_third_one():
+    module = chain_module()
+    module.shard("l.*.w", [None, "tp"])
+    assert check_same(module, "dp=2,tp=2") == [
+        f"simplify-collectives: {COUNT} equal layers of 5 nodes were planned as 5 of them"
+    ]
+
+
+def test_a_gpt_of_equal_layers_gives_the_same_plan_and_programs():
+    (note,) = check_same(built("gpt", COUNT), "dp=2,tp=2")
+    assert ALIKE in note
+
+
+@pytest.mark.parametrize(
+    ("module", "said", "why"),
+    [
+        (chain_module(), {"l.5.w": [None, "tp"]}, "%w0 is not the same kind of constant in all layers"),
+        (chain_module(odd_scale="0.25"), {"l.*.w": [None, "tp"]}, "%s is read by some layers, or is no constant"),
+    ],
+)
+def test_layers_that_differ_are_planned_each_for_itself(module, said, why):
+    for name, spec in said.items():
+        module.shard(name, spec)
+    assert check_same(module, "dp=2,tp=2") == [f"dce: {APART}{why}"]
+
+
+@pytest.mark.slow
+def test_values_that_have_come_and_gone_count_in_the_names_of_later_ones():
+    """What is annotated is moved and takes its name from what its node gives, layer by layer."""
+    said = [("/h.*/Add_1_output_0", ["dp", "tp", None]), ("/h.*/Add_output_0", ["dp", "tp", None])]
+    (note,) = check_same(built("gpt", COUNT, said), "dp=2,tp=2")
+    assert note == f"dce: {APART}new values are numbered after %v_1, which is gone: layers may have had it"
+
+
+def test_a_short_chain_is_planned_as_it_is():
+    module = chain_module(COUNT - 1)
+    PassManager.parse(NORMALISE).run(module)
+    assert find_chain(module) is None
+
+
+def test_a_value_that_is_read_far_behind_its_layer_is_named():
+    module = chain_module()
+    graph = module.graph
+    graph.set_outputs([*graph.outputs, graph.value("h5")], ["y", "z"])
+    PassManager.parse(NORMALISE).run(module)
+    with pytest.raises(NotAlike, match="%h5 is read outside of the next layer"):
+        find_chain(module)
+
+
+def test_who_prints_modules_meets_all_layers(capsys):
+    watch = Instrumentation(print_ir_after=("complete-sharding",))
+    module = chain_module()
+    made = irpar.partition(module, "dp=2,tp=2", pipeline=PassManager.parse(DEFAULT_PIPELINE, watch))
+    assert notes(made) == []
+    assert "/l.8/tanh" in capsys.readouterr().err
+
+
+def test_an_error_of_a_pass_is_that_of_the_whole_model():
+    module = chain_module()
+    module.graph.add_input("noise", module.graph.inputs[0].type)
+    module.graph.first.set_operand(0, drawn(module.graph))
+    with pytest.raises(irpar.IrparError, match="draws random numbers"):
+        irpar.partition(module, "dp=2,tp=2")
+
+
+def drawn(graph):
+    """A result of a node that draws random numbers, before all others."""
+    like = graph.value("x")
+    node = Node("RandomNormalLike", [like], domain="", version=21)
+    node.result.type = like.type
+    return graph.insert_before(graph.first, node).result
+
+
+@pytest.mark.slow
+def test_all_layers_count_where_costs_are_compared():
+    """What pays in each layer and costs at the ends is right for many layers, and would not be for five."""
+    said = [
+        ("/blocks.*/Add_1_output_0", ["tp", None, "dp"]),
+        ("blocks.*.mlp.fc2.bias", ["tp"]),
+        ("/blocks.*/mlp/fc1/Add_output_0", ["dp", None, "tp"]),
+    ]
+    check_same(built("vit", 24, said), "dp=1,tp=2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["bytes", "h100-nvlink-ib"])
+@pytest.mark.parametrize("mesh", ["dp=2,tp=2", "dp=4,tp=1", "dp=1,tp=4"])
+@pytest.mark.parametrize("family", ["gpt", "llama", "bert", "vit", "t5"])
+def test_builders_give_the_same(family, mesh, network):
+    (note,) = check_same(built(family, 24), mesh, network=network)
+    assert ALIKE in note
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_random_annotations_of_all_layers_give_the_same(seed):
+    random = Random(f"layers/{seed}")
+    family = random.choice(["gpt", "llama", "bert", "vit"])
+    module = built(family, 17)
+    PassManager.parse("infer-types").run(module)
+    kinds = {}
+    for value in module.graph.values():
+        if value.is_static and value.shape and value.name not in module.annotated:
+            kinds.setdefault(glob_of(value.source_name), []).append(value)
+    layered = [pattern for pattern, values in kinds.items() if len(values) == 17]
+    for pattern in random.sample(layered, 3):
+        module.shard(pattern, random_spec(random, len(kinds[pattern][0].shape)))
+    check_same(module, random.choice(["dp=2,tp=2", "dp=1,tp=2", "dp=4,tp=1"]))
+
+
+def random_spec(random, rank):
+    axes = random.sample(["dp", "tp"], 2)
+    return [axes.pop() if axes and random.random() < 0.4 else None for _ in range(rank)]
+
+
+@pytest.mark.slow
+def test_a_folded_gpt_computes_what_the_model_does(tmp_path):
+    path = tmp_path / "gpt.onnx"
+    models.save(path, "gpt", layers=COUNT)
+    module = irpar.load(path)
+    irpar.annotate(module, models.annotations("gpt", layers=COUNT))
+    made = irpar.partition(module, "dp=2,tp=2")
+    assert ALIKE in notes(made)[0]
+    assert made.verify().is_equal
