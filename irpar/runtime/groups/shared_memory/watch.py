@@ -309,7 +309,8 @@ class Watch:
     def _late(self, wait: Wait) -> PeerError:
         missing = sorted({*wait.missing(), *wait.unread})
         if wait.call is not None:
-            return self._group.late(wait.call, {rank: self._chain(rank) for rank in missing})
+            late = self._late_at(wait.call, missing)
+            return self._group.late(wait.call, {rank: self._chain(rank) for rank in late})
         who = rank_text(self._group.mesh, missing[0])
         what = "did not take a message" if wait.state == State.SENDING else "has done nothing, and not answered,"
         return PeerError(
@@ -318,6 +319,20 @@ class Watch:
             notes=(self._chain(missing[0]),),
             do=see_late(),
         )
+
+    def _late_at(self, call: Call, missing: list[int]) -> list[int]:
+        """Of ranks that do not do their part, those that are late: not who has come, and waits for these itself."""
+        late, seen, left = set(), {self._rank}, list(missing)
+        while left:
+            rank = left.pop()
+            if rank in seen:
+                continue
+            seen.add(rank)
+            if self.waiting_at(call.collective.id, [rank]):
+                left += [other for other, is_in in enumerate(self._boards[rank][1]) if is_in]
+            else:
+                late.add(rank)
+        return sorted(late) or missing
 
     def _chain(self, rank: int) -> str:
         """What a rank does; where it waits for others itself, what these do."""
