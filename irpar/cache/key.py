@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
@@ -60,7 +61,10 @@ def _surroundings() -> list[Any] | None:
 
 
 def _installed() -> tuple[list[str], list[str]]:
-    """The names of what is installed, with versions; and the entry points that mean irpar, as texts."""
+    """The names of what is installed, with versions; and the entry points that mean irpar, as texts.
+
+    irpar itself is known by its sources: a build leaves a name for it in the current folder, from where some start it.
+    """
     names, texts = set(), []
     for folder in dict.fromkeys(sys.path):
         try:
@@ -68,7 +72,7 @@ def _installed() -> tuple[list[str], list[str]]:
         except OSError:
             continue
         for entry in entries:
-            if not entry.endswith((".dist-info", ".egg-info")):
+            if not entry.endswith((".dist-info", ".egg-info")) or re.split(r"[-.]", entry)[0] == "irpar":
                 continue
             names.add(entry)
             try:

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from irpar.ir import dtype_of_text
 from irpar.sharding import Mesh, Sharding, ceil_shape
 from irpar.tables.display import ROWS, shortened, table
 from irpar.units import bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text
@@ -217,6 +216,8 @@ def _state_bytes(plan: "Plan") -> int:
 
 def _most_bytes(entry: Mapping[str, Any], mesh: Mesh) -> int:
     """Bytes of the largest block of a tensor; 0 where its size is not known."""
+    from irpar.ir import dtype_of_text  # NumPy comes with it, which a partition that is written again does not need.
+
     dtype, shape = dtype_of_text(entry["dtype"]), entry["shape"]
     if dtype is None or not all(isinstance(size, int) for size in shape):
         return 0

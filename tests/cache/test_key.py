@@ -67,6 +67,17 @@ def test_installed_packages_count(model, monkeypatch, tmp_path):
     assert key_of("partition", {}, [model]) not in (None, before)
 
 
+@pytest.mark.parametrize("name", ["irpar.egg-info", "irpar-0.1.0.dev0.dist-info"])
+def test_irpar_counts_by_its_sources_alone(model, monkeypatch, tmp_path, name):
+    """A build leaves the first in the folder of irpar, from where some start it."""
+    before = key_of("partition", {}, [model])
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    (tmp_path / name).mkdir()
+    assert key_of("partition", {}, [model]) == before
+    (tmp_path / "irparts-1.0.dist-info").mkdir()
+    assert key_of("partition", {}, [model]) != before
+
+
 def test_passes_of_other_packages_count_by_their_sources(model, monkeypatch, tmp_path):
     info = tmp_path / "fine_passes-1.0.dist-info"
     info.mkdir()
