@@ -27,7 +27,7 @@ from .operands import (
 from .quantization import saturated
 from .registry import Array, ArrayModule, HostArray, Kept, Shaped, kernel
 from .scratch import SCRATCH, pieces_bytes
-from .temporaries import widened
+from .temporaries import copies_of_strided, together, widened
 from .windows import Windows
 
 Ints = tuple[int, ...]
@@ -136,7 +136,11 @@ def _scratch_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped],
     return max(columns_bytes(*known), winograd.scratch_bytes(*known, weight.is_constant))
 
 
-@kernel("Conv", since=1, kept_bytes=_kept_bytes, scratch=_scratch_bytes, temporaries=widened)
+_COPIED = together(widened, copies_of_strided(0, WEIGHT))
+"""Operands in a wider dtype, and in one piece."""
+
+
+@kernel("Conv", since=1, kept_bytes=_kept_bytes, scratch=_scratch_bytes, temporaries=_COPIED)
 def conv(
     xp: ArrayModule,
     x: Array,
@@ -186,7 +190,7 @@ def _integers_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped]
     padded = math.prod((*x.shape[:2], *windows.padded(x.shape[2:])))
     group, itemsize = int(attributes.get("group", 1)), np.dtype(np.float64).itemsize
     columns = columns_bytes(x.shape, weight.shape, group, windows, itemsize)
-    return columns + 2 * itemsize * (padded + weight.elements) + 6 * itemsize * results[0].elements
+    return columns + 3 * itemsize * (padded + weight.elements) + 6 * itemsize * results[0].elements
 
 
 @kernel("ConvInteger", since=10, temporaries=_integers_bytes)
@@ -350,7 +354,7 @@ def _spread_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], 
     return pieces_bytes((spread.columns(images), (images, spread.features, *spread.extents)), itemsize)
 
 
-@kernel("ConvTranspose", since=1, scratch=_spread_bytes, temporaries=widened)
+@kernel("ConvTranspose", since=1, scratch=_spread_bytes, temporaries=_COPIED)
 def conv_transpose(
     xp: ArrayModule,
     x: Array,

@@ -12,7 +12,7 @@ from .operands import check_same_dtype, contiguous_result, narrow, normalize_axi
 from .registry import Array, ArrayModule, HostArray, Shaped, kernel
 from .scatter import copied, scattered
 from .scratch import SCRATCH, piece_bytes
-from .temporaries import arrays_like
+from .temporaries import arrays_like, copies_of_strided, together
 
 
 def _checked(indices: Array, length: int, axis: int) -> Array:
@@ -23,7 +23,7 @@ def _checked(indices: Array, length: int, axis: int) -> Array:
     return indices + (indices < 0) * indices.dtype.type(length)
 
 
-@kernel("Gather", since=1, temporaries=arrays_like(0, 4))
+@kernel("Gather", since=1, temporaries=together(arrays_like(0, 4), copies_of_strided(0)))
 def gather(xp: ArrayModule, x: Array, indices: Array, *, axis: int = 0, out: Array | None = None) -> Array:
     """Slices of x along one axis, in the shape of the indices."""
     axis = normalize_axis(axis, x.ndim)
@@ -164,7 +164,7 @@ def tensor_scatter(
     return result
 
 
-@kernel("Compress", since=9)
+@kernel("Compress", since=9, temporaries=copies_of_strided(0))
 def compress(xp: ArrayModule, x: Array, condition: Array, *, axis: int | None = None) -> Array:
     """Slices along an axis (or elements of the flattened x) where the condition holds."""
     if axis is None:

@@ -22,7 +22,7 @@ from .operands import (
 from .reduction import identity_of
 from .registry import Array, ArrayModule, HostArray, Shaped, kernel
 from .scratch import SCRATCH, pieces_bytes
-from .temporaries import arrays_like
+from .temporaries import arrays_like, copies_of_strided
 from .windows import Windows
 
 Ints = tuple[int, ...]
@@ -221,7 +221,7 @@ def _flat_places(xp: ArrayModule, winner: Array, shape: Ints, windows: Windows, 
     return (maps * math.prod(shape[2:]) + place).astype(np.int64)
 
 
-@kernel("MaxUnpool", since=9)
+@kernel("MaxUnpool", since=9, temporaries=copies_of_strided(0, 1))
 def max_unpool(
     xp: ArrayModule,
     x: Array,

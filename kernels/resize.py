@@ -11,6 +11,7 @@ import numpy as np
 from .operands import compute_dtype, contiguous_result, is_integer, narrow, normalize_axes, one_of, to_ints, written
 from .registry import Array, ArrayModule, HostArray, Shaped, kernel
 from .scratch import SCRATCH, pieces_bytes
+from .temporaries import copies_of_strided
 
 Ints = tuple[int, ...]
 _COORDINATES = (
@@ -179,7 +180,7 @@ def _scratch_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped],
     return pieces_bytes([(size,) for size in pieces], kind.itemsize)
 
 
-@kernel("Resize", since=11, scratch=_scratch_bytes)
+@kernel("Resize", since=11, scratch=_scratch_bytes, temporaries=copies_of_strided(0))
 def resize(
     xp: ArrayModule,
     x: Array,
@@ -340,7 +341,7 @@ def plan(
     return [Axis(n, m, ratio, region) for n, m, ratio, region in zip(lengths, resized, ratios, taken, strict=True)]
 
 
-@kernel("Upsample", since=9, scratch=_scratch_bytes)
+@kernel("Upsample", since=9, scratch=_scratch_bytes, temporaries=copies_of_strided(0))
 def upsample(xp: ArrayModule, x: Array, scales: HostArray, *, mode: str = "nearest", out: Array | None = None) -> Array:
     """Resample by scales, in the way of the operator that Resize replaced."""
     asked: dict[str, Any] = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}

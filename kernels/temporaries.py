@@ -27,6 +27,25 @@ def arrays_like(*operands: float, results: float = 0) -> ScratchBytes:
     return temporary_bytes
 
 
+def copies_of_strided(*places: int) -> ScratchBytes:
+    """A bound of copies of the operands at some places, of those that do not lie in one piece."""
+
+    def temporary_bytes(given: Sequence[Shaped | None], made: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+        read = (given[place] for place in places if place < len(given))
+        return sum(one.elements * one.dtype.itemsize for one in read if one is not None and one.is_strided)
+
+    return temporary_bytes
+
+
+def together(*bounds: ScratchBytes) -> ScratchBytes:
+    """The sum of several bounds."""
+
+    def temporary_bytes(given: Sequence[Shaped | None], made: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+        return sum(bound(given, made, attributes) for bound in bounds)
+
+    return temporary_bytes
+
+
 def widened(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
     """A bound of what is computed in a wider dtype than it has: all operands and results, and rounded results."""
     made = sum(one.elements * one.dtype.itemsize for one in results if _is_small(one))
