@@ -11,8 +11,8 @@ from irpar.analysis.cost.model import FEMTOSECONDS, CostModel, in_femtoseconds
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.memory.liveness import peak, value_bytes
-from irpar.analysis.placement import Found, NoRoomError, PlacementGraph, solve
-from irpar.analysis.placement.of_program import Program, of_program
+from irpar.analysis.placement import NoRoomError, Placement, PlacementGraph, solve
+from irpar.analysis.placement.of_program import PlaceableProgram, of_program
 from irpar.analysis.placement.overlap import overlap
 from irpar.analysis.placement.pins import Pins
 from irpar.analysis.placement.reasons import Reasons
@@ -144,13 +144,15 @@ class Place(Pass):
             return min(limit, module.memory_limit or limit)
         return module.memory_limit or network.memory
 
-    def _placed(self, module: Module, network: Network, limit: int | None, pins: Pins) -> list[tuple[Program, Found]]:
+    def _placed(
+        self, module: Module, network: Network, limit: int | None, pins: Pins
+    ) -> list[tuple[PlaceableProgram, Placement]]:
         """The programs, and where their units are; those that are the same are searched once."""
         cost_of = Costs(module, network).of_node
         programs = [of_program(graph, cost_of, network) for graph in module.graphs]
         pins.check(programs)
         end = time.monotonic() + self.seconds
-        known: dict[PlacementGraph, Found] = {}
+        known: dict[PlacementGraph, Placement] = {}
         placed = []
         for number, program in enumerate(programs):
             pinned = pins.pinned(program)
@@ -163,7 +165,7 @@ class Place(Pass):
         return placed
 
 
-def _fitting(program: Program, pinned: PlacementGraph, limit: int | None, end: float) -> Found:
+def _fitting(program: PlaceableProgram, pinned: PlacementGraph, limit: int | None, end: float) -> Placement:
     """Where units are so that the device holds at most so much, by the liveness of the program itself.
 
     Args:
@@ -178,7 +180,7 @@ def _fitting(program: Program, pinned: PlacementGraph, limit: int | None, end: f
     if limit is None:
         return solve(pinned)
 
-    def search(asked: int, seconds: float) -> tuple[Found, bool] | None:
+    def search(asked: int, seconds: float) -> tuple[Placement, bool] | None:
         try:
             return solve(pinned, asked, seconds=seconds), True
         except NoRoomError:
@@ -190,7 +192,7 @@ def _fitting(program: Program, pinned: PlacementGraph, limit: int | None, end: f
     return _smallest(program, pinned, limit) if found is None else found
 
 
-def _smallest(program: Program, pinned: PlacementGraph, limit: int) -> Found:
+def _smallest(program: PlaceableProgram, pinned: PlacementGraph, limit: int) -> Placement:
     """What holds least, where the device has room for it by the liveness of the program.
 
     Args:
@@ -203,7 +205,7 @@ def _smallest(program: Program, pinned: PlacementGraph, limit: int) -> Found:
     """
     simulator, plain = Simulator(pinned), solve(pinned)
     smallest = simulator.smallest
-    found = Found(smallest, simulator.outcome(smallest), plain.bound, plain.plain, "least memory")
+    found = Placement(smallest, simulator.outcome(smallest), plain.bound, plain.plain, "least memory")
     held = _held_after(program, found)
     if held > limit:
         raise NoRoomError(limit, held)
@@ -227,14 +229,14 @@ def _overlap(module: Module, graph: Graph, network: Network, limit: int | None) 
         overlap(graph, limit, cost_of, copy_cost)
 
 
-def _held_after(program: Program, found: Found) -> int:
+def _held_after(program: PlaceableProgram, found: Placement) -> int:
     """What the device holds once a program runs as placed."""
     trial = clone_graph(program.source)
     write(program.of_clone(trial), found.on_device)
     return peak(trial).total_bytes
 
 
-def _notes(program: Program, found: Found, before: int, after: int) -> tuple[str, ...]:
+def _notes(program: PlaceableProgram, found: Placement, before: int, after: int) -> tuple[str, ...]:
     """What is where, what is copied, and how good that is; of the program that takes longest."""
     near = [found.on_device[unit] for thing, unit in program.unit_of.items() if isinstance(thing, Node)]
     outcome = found.outcome

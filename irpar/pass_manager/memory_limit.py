@@ -9,7 +9,7 @@ from irpar.ir import Module, clone_module
 
 from .pipeline import Pass, PassResult
 
-Found = TypeVar("Found")
+Solution = TypeVar("Solution")
 
 MOST_TRIES = 4
 """How often something is searched for lower and lower limits."""
@@ -51,9 +51,9 @@ def peak_bytes(module: Module) -> int:
 def search_within(
     limit: int,
     end: float,
-    search: Callable[[int, float], tuple[Found, bool] | None],
-    held_by: Callable[[Found], int],
-) -> tuple[Found | None, int]:
+    search: Callable[[int, float], tuple[Solution, bool] | None],
+    held_by: Callable[[Solution], int],
+) -> tuple[Solution | None, int]:
     """Search for what keeps a limit, where a program may hold more than the search for it thinks.
 
     Where it does, the search gets a limit that is lower by as much as was held too much.

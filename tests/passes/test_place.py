@@ -7,8 +7,8 @@ import pytest
 import irpar
 from irpar import models
 from irpar.analysis.memory.liveness import value_bytes
-from irpar.analysis.placement import Found, NoRoomError
-from irpar.analysis.placement.of_program import Program
+from irpar.analysis.placement import NoRoomError, Placement
+from irpar.analysis.placement.of_program import PlaceableProgram
 from irpar.ir import Module, Node
 from irpar.ops.memory_copies import copied_bytes, copies_of, is_copy
 from irpar.pass_manager import PassManager
@@ -256,7 +256,7 @@ def test_a_limit_that_nothing_fits_says_the_least_that_does() -> None:
 def test_what_holds_least_is_tried_where_nothing_fits_a_lowered_limit(
     least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def held_after(program: Program, found: Found) -> int:
+    def held_after(program: PlaceableProgram, found: Placement) -> int:
         return 2_100_000_000 if any(found.on_device[unit] for unit in program.unit_of.values()) else least
 
     monkeypatch.setattr("irpar.passes.place._held_after", held_after)

@@ -11,6 +11,7 @@ import irpar
 from irpar import models
 from irpar.analysis.placement.of_program import host_refusal
 from irpar.ir import Module
+from irpar.ops.memory_copies import copies_of
 from irpar.pass_manager import Pass, PassManager, PassResult
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, composed
 from irpar.passes.place import Place
@@ -87,6 +88,34 @@ def test_a_step_with_its_optimizer_on_the_host_learns_the_same(precision: str) -
         np.testing.assert_allclose(
             placed[name].astype(np.float64), array.astype(np.float64), rtol=1e-2 if "bf16" in precision else 1e-5
         )
+
+
+@pytest.mark.slow
+def test_micro_batches_run_on_the_device_beside_an_optimizer_on_the_host() -> None:
+    """What the loop reads of the optimizer's parameters is copied once, before it."""
+    ids = np.random.default_rng(0).integers(0, 64, (2, 2, 8))
+    losses = []
+    for passes in ([], ["place{host=[*.m], rest=device}"]):
+        step = irpar.train_step(
+            irpar.load(models.build("gpt", hidden=32, layers=1, heads=2, vocab=64, batch=2, seq=8)),
+            optimizer="adamw",
+            micro_batches=2,
+        )
+        made = irpar.partition(step, "d=1", pipeline=composed(programs=passes))
+        (loop,) = (node for node in made.module.graph if node.op_type in ("Scan", "Loop"))
+        assert loop.place is None
+        names = [value.name for value in made.module.graph.inputs if value not in made.module.graph.states]
+        feeds = {name: np.float32(0.01) if name == "learning_rate" else ids for name in names}
+        with made.session(engine="numpy") as session:
+            losses.append([session.run(feeds)["loss"] for _ in range(STEPS)])
+        if passes:
+            parameters = {entry["name"] for entry in made.plan.state if entry["kind"] == "parameter"}
+            brought = [entry for entry in made.plan.copies if entry["value"] in parameters]
+            assert len(brought) == len({entry["value"] for entry in brought}) > 0
+            assert {(entry["to"], entry["times"]) for entry in brought} == {("device", 1)}
+            assert all(node.graph is made.module.graph for node in copies_of(made.module.graph))
+            assert made.executor("numpy").log.copies.differences(made.plan.copies) == []
+    np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 @pytest.mark.slow

@@ -6,14 +6,14 @@ is, are read at times by units, and are copied once in each direction in which a
 
 from .graph import PlacedValue, PlacementGraph, Unit
 from .simulation import Outcome, simulate
-from .solution import METHODS, Found, NoRoomError, solve
+from .solution import METHODS, NoRoomError, Placement, solve
 
 __all__ = [
     "METHODS",
-    "Found",
     "NoRoomError",
     "Outcome",
     "PlacedValue",
+    "Placement",
     "PlacementGraph",
     "Unit",
     "simulate",

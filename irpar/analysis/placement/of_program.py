@@ -26,7 +26,7 @@ CostOf = Callable[[Node], int]
 
 
 @dataclass(frozen=True)
-class Program:
+class PlaceableProgram:
     """A program as a placement graph.
 
     Attributes:
@@ -56,7 +56,7 @@ class Program:
                 found.setdefault(name, {})[unit] = None
         return {name: list(units) for name, units in found.items()}
 
-    def of_clone(self, graph: Graph) -> "Program":
+    def of_clone(self, graph: Graph) -> "PlaceableProgram":
         """The same of a clone of the program."""
         things: dict[Node | Value, Node | Value] = {}
         for old, new in zip(self.source, graph, strict=True):
@@ -82,7 +82,7 @@ def names_of(thing: Node | Value) -> Iterator[str]:
     yield from (name for name in known if name)
 
 
-def of_program(graph: Graph, device_cost: CostOf, network: Network) -> Program:
+def of_program(graph: Graph, device_cost: CostOf, network: Network) -> PlaceableProgram:
     """The placement graph of a program.
 
     Each node of the outermost graph is a unit, with all that its bodies hold; views are none: they are made where what
@@ -130,7 +130,7 @@ class _Reader:
         self.found: dict[Value, _Read] = {}
         self.together: UnionFind[Node | Value] = UnionFind()
 
-    def read(self) -> Program:
+    def read(self) -> PlaceableProgram:
         self._find_values()
         self._find_reads()
         self._join()
@@ -153,7 +153,7 @@ class _Reader:
             values.append(PlacedValue("sizes of views", sizes, len(units), until=self.times[self.graph.return_node]))
             units.append(Unit("sizes of views", None, 0))
         graph = PlacementGraph(tuple(units), tuple(values), len(self.times) - 1)
-        return Program(self.graph, graph, unit_of, self.views, refusals)
+        return PlaceableProgram(self.graph, graph, unit_of, self.views, refusals)
 
     # -- values ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from irpar.sharding import IrparError, nearest_names
 from irpar.units import count_text
 
 from .graph import PlacementGraph
-from .of_program import Program
+from .of_program import PlaceableProgram
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Pins:
     where: str
     must_match: bool = True
 
-    def check(self, programs: Iterable[Program]) -> None:
+    def check(self, programs: Iterable[PlaceableProgram]) -> None:
         """Refuse a pin that nothing matches, if each has to match.
 
         Raises:
@@ -47,7 +47,7 @@ class Pins:
                     do="name a scope of the model, such as tables.0, or a glob",
                 )
 
-    def of(self, program: Program) -> dict[int, str]:
+    def of(self, program: PlaceableProgram) -> dict[int, str]:
         """Units that are pinned, and what says so: `host=tables.*`. What cannot be on the host is not.
 
         Raises:
@@ -75,7 +75,7 @@ class Pins:
                     )
         return found
 
-    def left(self, program: Program) -> list[str]:
+    def left(self, program: PlaceableProgram) -> list[str]:
         """Lines about what is named for the host and stays on the device."""
         lines = []
         for said, units in self._named(program):
@@ -84,7 +84,7 @@ class Pins:
                 lines.append(f"{said} leaves {count_text(len(reasons), 'node')} on the device; the first: {reasons[0]}")
         return lines
 
-    def _named(self, program: Program) -> Iterator[tuple[str, list[int]]]:
+    def _named(self, program: PlaceableProgram) -> Iterator[tuple[str, list[int]]]:
         """Each pin, and the units that it names."""
         names = program.names()
         for side, patterns in (("host", self.host), ("device", self.device)):
@@ -92,7 +92,7 @@ class Pins:
                 units = [unit for name in matching_names(pattern, names) for unit in names[name]]
                 yield f"{side}={pattern}", list(dict.fromkeys(units))
 
-    def pinned(self, program: Program) -> PlacementGraph:
+    def pinned(self, program: PlaceableProgram) -> PlacementGraph:
         """The placement graph of a program, with what is pinned.
 
         Raises:
@@ -107,12 +107,12 @@ class Pins:
         return program.graph.pinned(where)
 
     @staticmethod
-    def _leave_others(program: Program, where: list[bool | None]) -> None:
+    def _leave_others(program: PlaceableProgram, where: list[bool | None]) -> None:
         for thing, unit in program.unit_of.items():
             if isinstance(thing, Node) and where[unit] is None and program.graph.units[unit].device is not None:
                 where[unit] = True
 
-    def _check_possible(self, program: Program, where: Sequence[bool | None]) -> None:
+    def _check_possible(self, program: PlaceableProgram, where: Sequence[bool | None]) -> None:
         for unit, there in zip(program.graph.units, where, strict=True):
             if there is not None and (unit.device if there else unit.host) is None:
                 raise IrparError(

@@ -8,8 +8,8 @@ from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Node, Place, Value
 from irpar.units import bytes_text, count_text
 
-from .of_program import Program
-from .solution import Found
+from .of_program import PlaceableProgram
+from .solution import Placement
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Reasons:
         pins: units that are pinned, and what says so.
     """
 
-    program: Program
-    found: Found
+    program: PlaceableProgram
+    found: Placement
     pins: Mapping[int, str]
 
     @cached_property

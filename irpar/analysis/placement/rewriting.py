@@ -8,11 +8,11 @@ from irpar.ir.clone import clone_node, clone_value
 from irpar.ops import traits
 from irpar.ops.memory_copies import CopyWriter, put
 
-from .of_program import Program
+from .of_program import PlaceableProgram
 from .reasons import Reasons
 
 
-def write(program: Program, on_device: Sequence[bool], reasons: Reasons | None = None) -> dict[str, str]:
+def write(program: PlaceableProgram, on_device: Sequence[bool], reasons: Reasons | None = None) -> dict[str, str]:
     """Let a program run as placed; returns why inputs, constants and state lie where they do, by name.
 
         %h = Gather(%table, %ids)                      %table, %ids in host
@@ -38,7 +38,7 @@ def write(program: Program, on_device: Sequence[bool], reasons: Reasons | None =
 
 
 class _Writer:
-    def __init__(self, program: Program, on_device: Sequence[bool], reasons: Reasons | None) -> None:
+    def __init__(self, program: PlaceableProgram, on_device: Sequence[bool], reasons: Reasons | None) -> None:
         self.program = program
         self.reasons = reasons
         self.graph: Graph = program.source

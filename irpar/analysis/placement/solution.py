@@ -48,7 +48,7 @@ class NoRoomError(IrparError):
 
 
 @dataclass(frozen=True)
-class Found:
+class Placement:
     """An assignment.
 
     Attributes:
@@ -76,7 +76,7 @@ class Found:
         return max(0.0, 1 - self.bound / self.outcome.cost) if self.outcome.cost else 0.0
 
 
-def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto", seconds: float = 5) -> Found:
+def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto", seconds: float = 5) -> Placement:
     """The cheapest assignment as far as time allows; the optimum where it keeps the limit by itself, or there is none.
 
     Args:
@@ -93,7 +93,7 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto",
     plain = simulator.tidied(cheapest(graph))
     outcome = simulator.outcome(plain)
     if limit is None or outcome.peak <= limit:
-        return Found(plain, outcome, outcome.cost, plain, "cut")
+        return Placement(plain, outcome, outcome.cost, plain, "cut")
     smallest = simulator.smallest
     least = simulator.outcome(smallest).peak
     if least > limit:
@@ -108,7 +108,7 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto",
     return found
 
 
-def _filled(limit: int, simulator: Simulator, rounded: Rounded, plain: Assignment, end: float) -> Found:
+def _filled(limit: int, simulator: Simulator, rounded: Rounded, plain: Assignment, end: float) -> Placement:
     """The best of what linear programs led to, filled up."""
     outcomes = {each: simulator.outcome(each) for each in (*rounded.assignments, simulator.smallest, plain)}
     fitting = sorted(
@@ -129,7 +129,7 @@ def _filled(limit: int, simulator: Simulator, rounded: Rounded, plain: Assignmen
             break
     best = simulator.tidied(best)
     outcome = simulator.outcome(best)
-    return Found(best, outcome, min(outcome.cost, rounded.bound), plain, "linear programs")
+    return Placement(best, outcome, min(outcome.cost, rounded.bound), plain, "linear programs")
 
 
 def _between(fits: Outcome, above: Outcome, limit: int) -> float:
@@ -139,8 +139,8 @@ def _between(fits: Outcome, above: Outcome, limit: int) -> float:
 
 
 def _packed(
-    graph: PlacementGraph, limit: int, simulator: Simulator, known: Found, rounded: Rounded, end: float
-) -> Found:
+    graph: PlacementGraph, limit: int, simulator: Simulator, known: Placement, rounded: Rounded, end: float
+) -> Placement:
     """What CP-SAT makes of it; what is known where that is no better."""
     is_whole = len(graph.units) <= FEW
     others = sorted(rounded.assignments, key=lambda each: abs(simulator.outcome(each).peak - limit))
@@ -161,7 +161,7 @@ def _packed(
         chosen = simulator.tidied(tuple(packed.assignment[number] for number in numbers))
         outcome = simulator.outcome(chosen)
         if outcome.cost < known.outcome.cost:
-            best = Found(chosen, outcome, bound, known.plain, "cp-sat")
+            best = Placement(chosen, outcome, bound, known.plain, "cp-sat")
         if is_whole and packed.proven:
             bound = best.outcome.cost
     return replace(best, bound=min(bound, best.outcome.cost))

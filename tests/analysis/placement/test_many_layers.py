@@ -9,7 +9,7 @@ from irpar import models
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.memory.liveness import peak, value_bytes
 from irpar.analysis.placement import simulate, solve
-from irpar.analysis.placement.of_program import Program, of_program
+from irpar.analysis.placement.of_program import PlaceableProgram, of_program
 from irpar.analysis.recompute.costs import Costs
 from irpar.ir import Module
 from irpar.pass_manager import PassManager
@@ -32,7 +32,7 @@ def _step(folder: Path, layers: int, width: int, batch: int, seq: int, precision
     return step
 
 
-def _program(step: Module) -> Program:
+def _program(step: Module) -> PlaceableProgram:
     network = network_of(NETWORK)
     return of_program(step.graph, Costs(step, network).of_node, network)
 
