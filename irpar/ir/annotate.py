@@ -152,17 +152,18 @@ def note_gone(module: Module, before: Mapping[str, Annotation], why: str) -> Non
     if not before and not module.run_as_said:
         return
     tables = [graph.names.table for graph in module.graphs]
+    is_local, annotated = module.is_local, module.annotated
     for name, annotation in before.items():
-        values = [value for table in tables if (value := table.get(name)) is not None]
-        if name in module.gone or (
-            name in module.annotated and any(module.is_local or value.sharding is not None for value in values)
-        ):
+        if name in module.gone:
+            continue
+        values = [value for table in tables if (value := table.get(name)) is not None] if name in annotated else []
+        if any(is_local or value.sharding is not None for value in values):
             continue
         module.annotated.pop(name, None)
         module.gone[name] = Gone(annotation, why)
     if module.run_as_said and not module.is_local:
-        left = {node.source or node.name for graph in module.graphs for node in graph.walk() if node.strategy}
-        for name in module.run_as_said.keys() - left:
+        names = {node.source or node.name for graph in module.graphs for node in graph.walk() if node.strategy}
+        for name in module.run_as_said.keys() - names:
             module.gone[name] = Gone(module.run_as_said.pop(name), why)
 
 

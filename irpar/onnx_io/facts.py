@@ -207,7 +207,7 @@ def value_facts(value: Value, name: str, module: Module) -> dict[str, str]:
     if value.sharding is not None:
         found["irpar.sharding"] = _sharding_text(value.sharding, len(module.meshes))
     if value.global_shape is not None:
-        found["irpar.global_shape"] = json.dumps(list(value.global_shape))
+        found["irpar.global_shape"] = _shape_text(value.global_shape)
     if isinstance(value.data, JoinedTensor) and value.data.sections is not None:
         found[SECTIONS] = json.dumps({"dim": value.data.dim, "of": value.data.sections})
     # In a part, a value that stands for none of the source model says so; elsewhere its name becomes its source.
@@ -218,6 +218,11 @@ def value_facts(value: Value, name: str, module: Module) -> dict[str, str]:
     if type(value.type) is InflightType:
         found["irpar.inflight"] = "true"
     return found
+
+
+@lru_cache(maxsize=4096)
+def _shape_text(shape: tuple[int, ...]) -> str:
+    return json.dumps(list(shape))
 
 
 @lru_cache(maxsize=4096)

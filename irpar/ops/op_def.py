@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
@@ -124,7 +124,7 @@ class OpDef:
     gradient: Gradient | None = None
     decompose: Decompose | None = None
 
-    @property
+    @cached_property
     def is_compute(self) -> bool:
         """True for what computes: no collective, no copy, nothing that other ranks take part in."""
         return not (self.collective or self.communicates or self.copies)

@@ -152,6 +152,11 @@ class Sharding:
         return (*(axis for dim in self.dims for axis in dim.axes), *self.partial)
 
     @cached_property
+    def axis_names(self) -> frozenset[str]:
+        """The names of these axes."""
+        return frozenset(axis.name for axis in self.all_axes)
+
+    @cached_property
     def axes(self) -> tuple[tuple[Axis, ...], ...]:
         """The axes of each dim."""
         return tuple(dim.axes for dim in self.dims)

@@ -59,19 +59,40 @@ class CompleteSharding(Pass):
             UnboundSymbolError: a dim is still symbolic.
             IrparError: the module has no mesh, or is in local view already.
         """
-        require_global(module, self.name)
-        require_static(module)
-        for node in module.graph:
-            if traits(node).infer is not None and all(value.type is UNKNOWN for value in node.results):
-                raise IrparError(
-                    f"the types of %{node.results[0].name} and others are not known yet",
-                    do="run infer-types (and fold-constants) before complete-sharding",
-                )
+        _require_types(module)
         flow = self.flow_of(module)
         completion = _Completion(module, flow, has_op_priorities=self.op_priorities)
         is_chosen = self.strategy == "cost"
         decided = completion.run(is_chosen=is_chosen, are_shared=is_chosen and self.share_results)
         return PassResult(bool(decided), statistics={"decided values": decided, "chosen values": completion.chosen})
+
+
+def propagated(module: Module) -> dict[Value, Sharding]:
+    """How the values of a module would lie by what annotations propagate to them; the module stays as it is.
+
+    Raises:
+        UnboundSymbolError: a dim is still symbolic.
+        IrparError: the module has no mesh, or is in local view already.
+    """
+    _require_types(module)
+    return _Completion(module, Flow(module.graph, module.mesh), has_op_priorities=False, is_trial=True).propagated()
+
+
+def _require_types(module: Module) -> None:
+    """Refuse a module of which not all is known that completion reads.
+
+    Raises:
+        UnboundSymbolError: a dim is still symbolic.
+        IrparError: it is in local view, or types are not known.
+    """
+    require_global(module, CompleteSharding.name)
+    require_static(module)
+    for node in module.graph:
+        if traits(node).infer is not None and all(value.type is UNKNOWN for value in node.results):
+            raise IrparError(
+                f"the types of %{node.results[0].name} and others are not known yet",
+                do="run infer-types (and fold-constants) before complete-sharding",
+            )
 
 
 class _Completion:
@@ -82,8 +103,9 @@ class _Completion:
     backward  nothing new
     """
 
-    def __init__(self, module: Module, flow: Flow, *, has_op_priorities: bool) -> None:
+    def __init__(self, module: Module, flow: Flow, *, has_op_priorities: bool, is_trial: bool = False) -> None:
         self.module = module
+        self.is_trial = is_trial
         self.flow = flow
         self.mesh = flow.mesh
         self.pinned: set[Value] = set()
@@ -102,6 +124,22 @@ class _Completion:
         `is_chosen`: the cheapest way is chosen where values conflict; `are_shared`: free results of sums are.
         """
         free = self._start()
+        for value, sharding in self._propagated().items():
+            value.sharding = sharding
+        if not (is_chosen and free and self._choose()):
+            self._settle_constants()
+        if are_shared and free:
+            self._share_results()
+        self._lift_constants()
+        return free
+
+    def propagated(self) -> dict[Value, Sharding]:
+        """How values would lie where no choice is made; none is told so."""
+        self._start()
+        return self._propagated()
+
+    def _propagated(self) -> dict[Value, Sharding]:
+        """How values lie once axes are carried along."""
         for node in self.flow.nodes:
             self.views[node] = self.flow.views(node)
             ruled = {value for view in self.views[node] for value in view.values}
@@ -109,15 +147,11 @@ class _Completion:
                 if value not in ruled:
                     self.open.pop(value, None)
         self._propagate()
-        for value, axes in self.axes.items():
-            if value.sharding is None or not value.sharding.is_settled:
-                value.sharding = Sharding.of_axes(self.mesh, axes)
-        if not (is_chosen and free and self._choose()):
-            self._settle_constants()
-        if are_shared and free:
-            self._share_results()
-        self._lift_constants()
-        return free
+        said = ((value, value.sharding, axes) for value, axes in self.axes.items())
+        return {
+            value: lies if lies is not None and lies.is_settled else Sharding.of_axes(self.mesh, axes)
+            for value, lies, axes in said
+        }
 
     def _propagate(self) -> None:
         """Carry axes along, round by round."""
@@ -340,7 +374,7 @@ class _Completion:
                 current[dim] = axes
                 added.extend(axes[len(old) :])
         if added:
-            for name in dict.fromkeys(axis.name for axis in added):
+            for name in () if self.is_trial else dict.fromkeys(axis.name for axis in added):
                 self.module.decide(value.name, self._decision(node, view, value, name))
             neighbours = self.flow.neighbours(value)
             self.dirty.update(other for other in neighbours if other is not node and self.views.get(other))

@@ -9,7 +9,7 @@ from irpar.analysis.gathers import Gathers, layers_of, say_gathers
 from irpar.analysis.optimizer_parallel import optimizer_parallel_said
 from irpar.analysis.redistribution import bytes_held
 from irpar.errors import IrparError, listed, nearest_names
-from irpar.ir import Module, Value, clone_module
+from irpar.ir import Module, Value
 from irpar.ir.annotate import annotate_further
 from irpar.ir.state import OPTIMIZER_KINDS
 from irpar.output.training_facts import ZeroFacts, ZeroParameter, facts_of, metadata_of
@@ -239,10 +239,7 @@ def _shardings(module: Module, parameters: Sequence[Value]) -> dict[Value, Shard
     said = {value: value.sharding for value in parameters if value.sharding is not None and value.sharding.is_settled}
     if len(said) == len(parameters):
         return said
-    from irpar.passes.complete_sharding import CompleteSharding
+    from irpar.passes.complete_sharding import propagated
 
-    completed = clone_module(module)
-    CompleteSharding(strategy="propagate").run(completed)
-    known = {value.name: value.sharding for value in completed.graph.inputs}
-    found = {value: known[value.name] for value in parameters}
-    return {value: sharding for value, sharding in found.items() if sharding is not None}
+    known = propagated(module)
+    return {value: known[value] for value in parameters if value in known}

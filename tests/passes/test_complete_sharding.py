@@ -4,6 +4,7 @@ import pytest
 
 from irpar.ir import AnnotationError
 from irpar.pass_manager import PassManager
+from irpar.passes.complete_sharding import propagated
 from irpar.sharding import IrparError, Mesh
 
 from .golden import body, check, read, run
@@ -28,6 +29,18 @@ graph @mlp(%x: f32[8@dp, 64]) -> (%y) opset 21 {
   %y = MatMul(%a, %w2) : f32[8@dp, 64] from "/fc2/MatMul"
 }
 """
+
+
+def test_what_propagates_is_told_without_a_change():
+    module = read(MLP.format(x="f32[8@dp?, 64]", w1="f32[64, 256@tp]", w2="f32[256, 64]"))
+    before = str(module), dict(module.decisions)
+    lies = propagated(module)
+    assert (str(module), dict(module.decisions)) == before
+    PassManager.parse("complete-sharding{strategy=propagate}").run(module)
+    assert {name: str(lies[module.graph.value(name)]) for name in "xhay"} == {
+        name: str(module.graph.value(name).sharding) for name in "xhay"
+    }
+    assert str(lies[module.graph.value("h")]) == "[@dp, @tp]"
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ class _Origins:
     Attributes:
         cuts: per value the axes that cut it, as it should lie or as its node gives it.
         lost: cuts that nothing explains so far.
+        lying: per node how each of its values lies there, as far as that was asked.
     """
 
     def __init__(self, module: Module, flow: Flow, placements: Mapping[Node, Placement]) -> None:
@@ -141,6 +142,7 @@ class _Origins:
         self.flow = flow
         self.mesh = flow.mesh
         self.placements = placements
+        self.lying: dict[Node, list[tuple[Value, Sharding]]] = {}
         self.given = {
             value: given
             for node, placement in placements.items()
@@ -228,15 +230,19 @@ class _Origins:
                     if value in view.values:
                         yield node, [(other, other.sharding) for other in view.values if other and other.sharding]
             elif placement is not None and placement.rule is not None:
-                values, shardings = (*node.operands, *node.results), (*placement.operands, *placement.results)
-                pairs = zip(values, shardings, strict=True)
-                yield node, [(other, lies) for other, lies in pairs if other is not None and lies is not None]
+                lying = self.lying.get(node)
+                if lying is None:
+                    values, shardings = (*node.operands, *node.results), (*placement.operands, *placement.results)
+                    pairs = zip(values, shardings, strict=True)
+                    lying = [(other, lies) for other, lies in pairs if other is not None and lies is not None]
+                    self.lying[node] = lying
+                yield node, lying
 
     def _sharing(self, cut: Cut) -> Iterator[Step]:
         """Values that the same axis cuts in the same node."""
         value, axis = cut
         for node, lying in self._around(value):
-            having = [(other, lies) for other, lies in lying if any(mine.name == axis for mine in lies.all_axes)]
+            having = [(other, lies) for other, lies in lying if axis in lies.axis_names]
             if not any(other is value for other, _ in having):
                 continue
             for other, lies in having:

@@ -58,8 +58,9 @@ def in_flight(node: Node) -> tuple[Value, ...]:
 
 def held_for(node: Node) -> tuple[Value, ...]:
     """What is held until a node has run: what it reads, and what the collective or copy took that it waits for."""
-    taken = in_flight(node)
-    return (*captured_or_read(node), *taken) if taken else captured_or_read(node)
+    read = captured_or_read(node)
+    taken = in_flight(node) if node.domain == DOMAIN else ()
+    return (*read, *taken) if taken else read
 
 
 Reads = Mapping[Node, tuple[Value, ...]]
@@ -147,6 +148,7 @@ class _Watched:
         """Values, and of which watched ones they may be views."""
         self._kept: set[Value] = set()
         self._made: dict[Value, int] = {}
+        self._writes: dict[tuple[str, str, int, int], bool] = {}
         views = self._views
         for place, node in enumerate(graph):
             known = [value for value in reads[node] if value in views]
@@ -166,11 +168,21 @@ class _Watched:
                 if source is not value:
                     read.last_view = place
         # What gives no array that is surely new is taken for a view.
-        if not (writes_out(node) or is_copy(node) or waits_for_copy(node)):
+        if not (self._writes_out(node) or is_copy(node) or waits_for_copy(node)):
             for value in node.results:
                 sources = tuple(source for source in seen if _may_share(value, source))
                 if sources:
                     self._views[value] = (*self._views.get(value, ()), *sources)
+
+    def _writes_out(self, node: Node) -> bool:
+        """As the function of that name; of an operator the table of kernels is asked once."""
+        if node.callee is not None:
+            return False
+        key = node.domain, node.op_type, node.version, len(node.results)
+        known = self._writes.get(key)
+        if known is None:
+            known = self._writes[key] = writes_out(node)
+        return known
 
     def keep(self, values: Iterable[Value]) -> None:
         """Let values outlive the run."""
