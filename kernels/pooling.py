@@ -22,7 +22,7 @@ from .operands import (
 from .reduction import identity_of
 from .registry import Array, ArrayModule, HostArray, Shaped, kernel
 from .scratch import SCRATCH, pieces_bytes
-from .temporaries import arrays_like, copies_of_strided
+from .temporaries import arrays_like, copies_of_strided, together
 from .windows import Windows
 
 Ints = tuple[int, ...]
@@ -112,8 +112,26 @@ def _covered(xp: ArrayModule, x: Array, windows: Windows, count_padding: bool) -
     return covered
 
 
+def _block_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
+    """For a block of feature maps with padding around, and the greatest along one dim after the other."""
+    x = operands[0]
+    if x is None or len(results) > 1:
+        return 0
+    windows = _windows_of(x, attributes)
+    itemsize, channels = compute_dtype(x.dtype).itemsize, math.prod(x.shape[:2])
+    maps = min(channels, _maps_at_once(windows, x.shape[2:], itemsize))
+    shapes = windows.shapes_along(x.shape[2:])
+    sizes = [maps * math.prod(shape) for shape in (shapes if windows.is_padded else shapes[1:])]
+    return pieces_bytes([(size,) for size in sizes], itemsize)
+
+
+def _maps_at_once(windows: Windows, spatial: Ints, itemsize: int) -> int:
+    """How many feature maps a core's cache holds."""
+    return max(1, blocks.BLOCK_BYTES // max(1, math.prod(windows.padded(spatial)) * itemsize))
+
+
 def _windows_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
-    """For blocks of feature maps; with places for all windows side by side, and the places in each dim."""
+    """For operands in a wider dtype; with places for all windows side by side, and the places in each dim."""
     x, y = operands[0], results[0]
     if x is None:
         return 0
@@ -122,7 +140,7 @@ def _windows_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped],
     padded = math.prod(x.shape[:2]) * map_elements * itemsize
     widened = 0 if compute_dtype(x.dtype) == x.dtype else (x.elements + y.elements) * itemsize
     if len(results) == 1:
-        return 3 * min(padded, max(blocks.BLOCK_BYTES, map_elements * itemsize)) + widened
+        return widened
     places = (2 * len(windows.kernel) + 4) * np.dtype(np.int64).itemsize
     return padded + widened + y.elements * (math.prod(windows.kernel) * itemsize + places)
 
@@ -134,7 +152,7 @@ def _windows_of(x: Shaped, attributes: Mapping[str, Any]) -> Windows:
     return Windows.over(x.shape[2:], tuple(attributes["kernel_shape"]), **given)
 
 
-@kernel("MaxPool", since=1, temporaries=_windows_bytes)
+@kernel("MaxPool", since=1, scratch=_block_bytes, temporaries=together(_windows_bytes, copies_of_strided(0)))
 def max_pool(
     xp: ArrayModule,
     x: Array,
@@ -179,27 +197,31 @@ def _greatest(x: Array, windows: Windows, out: Array | None) -> Array:
     channels = x.shape[0] * x.shape[1]
     maps, results = x.reshape(1, channels, *x.shape[2:]), y.reshape(1, channels, *windows.counts)
     least = identity_of(x.dtype, least=True)
-    count = max(1, blocks.BLOCK_BYTES // (math.prod(windows.padded(x.shape[2:])) * x.itemsize))
-    for start in range(0, maps.shape[1], count):
-        block = windows.with_pads(np, maps[:, start : start + count], least)
-        for axis in range(len(windows.kernel)):
-            block = _greatest_along(block, axis, windows)
+    count, shapes = _maps_at_once(windows, x.shape[2:], x.itemsize), windows.shapes_along(x.shape[2:])
+    for start in range(0, channels, count):
+        piece = maps[:, start : start + count]
+        rooms = [
+            SCRATCH.array(f"greatest {axis}", (*piece.shape[:2], *shape), x.dtype)
+            for axis, shape in enumerate(shapes)
+            if axis or windows.is_padded
+        ]
+        block = windows.with_pads(np, piece, least, rooms.pop(0) if windows.is_padded else None)
+        for axis, room in enumerate(rooms):
+            _greatest_along(block, axis, windows, room)
+            block = room
         results[:, start : start + count] = block
     return y
 
 
-def _greatest_along(x: Array, axis: int, windows: Windows) -> Array:
-    """The greatest elements along one spatial dim of a padded operand."""
+def _greatest_along(x: Array, axis: int, windows: Windows, out: Array) -> None:
+    """Write the greatest elements along one spatial dim of a padded operand."""
     step, span = windows.strides[axis], (windows.counts[axis] - 1) * windows.strides[axis] + 1
     lead = (slice(None),) * (2 + axis)
     starts = range(0, windows.kernel[axis] * windows.dilations[axis], windows.dilations[axis])
     taken = [x[(*lead, slice(start, start + span, step))] for start in starts]
-    if len(taken) == 1:
-        return taken[0]
-    y = np.maximum(taken[0], taken[1])
-    for more in taken[2:]:
-        np.maximum(y, more, out=y)
-    return y
+    np.copyto(out, taken[0])
+    for more in taken[1:]:
+        np.maximum(out, more, out=out)
 
 
 def _flat_places(xp: ArrayModule, winner: Array, shape: Ints, windows: Windows, *, column_major: bool) -> Array:

@@ -77,6 +77,11 @@ class Windows:
         """Whether there is anything around an operand, or cut off it."""
         return any(map(any, self.pads)) or any(self.extra)
 
+    def shapes_along(self, spatial: Ints) -> list[Ints]:
+        """The spatial dims with their padding, and then each time one dim more with as many places as windows."""
+        padded = self.padded(spatial)
+        return [(*self.counts[:axis], *padded[axis:]) for axis in range(len(padded) + 1)]
+
     def along(self, axis: int) -> "Windows":
         """The windows along one spatial dim alone."""
         fields = (self.kernel, self.strides, self.dilations, self.pads, self.extra, self.counts)

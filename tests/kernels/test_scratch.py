@@ -157,6 +157,20 @@ def test_means_of_windows_take_what_they_declare_and_are_onnx_runtimes(dtype: ty
             np.testing.assert_allclose(found, sample.whole[0], rtol=1e-5, atol=1e-6)
 
 
+def test_the_greatest_of_windows_take_what_they_declare() -> None:
+    x = np.random.default_rng(8).standard_normal((3, 40, 70, 60)).astype(np.float32)
+    for attributes in (
+        {"kernel_shape": (3, 2)},
+        {"kernel_shape": (3, 3), "pads": (1, 0, 1, 2), "strides": (2, 3), "ceil_mode": 1},
+        {"kernel_shape": (2, 1), "dilations": (3, 1)},
+    ):
+        nbytes = check(lookup("", "MaxPool", 12), [x], attributes)  # type: ignore[arg-type]
+        assert nbytes > 0
+        sample = Sample("MaxPool", (x,), attributes)
+        (found,) = lookup("", "MaxPool", 12)(np, [x], attributes, 1)  # type: ignore[misc]
+        np.testing.assert_array_equal(found, sample.whole[0])
+
+
 def test_cases_of_onnx_take_what_they_declare() -> None:
     for call, operands, _ in results_of_calls():
         if call.kernel.scratch is not None and len(call.outputs) == 1:
