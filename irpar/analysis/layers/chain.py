@@ -3,13 +3,12 @@
 x -> L0 -> L1 -> ... -> L95 -> y      each reads what the one before it gives, weights of its own, and what all share
 """
 
-import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from irpar.analysis.equal_nodes import numbers_key
+from irpar.analysis.equal_nodes import MAX_ELEMENTS, numbers_key
 from irpar.ir import ArrayTensor, DType, Module, Tensor, Value, place_of
 
 from .chain_names import LayerNames, Words
@@ -166,26 +165,34 @@ def _facts(module: Module, value: Value) -> tuple[object, ...]:
 def _told(data: Tensor) -> Hashable:
     """What passes may read of the numbers of a constant: of indices, texts and few numbers all.
 
-    Of others that are in memory whether all are finite, none is zero, and all are one number.
+    Of others that are in memory whether all are one number; and where that are few, whether all are finite, and none is
+    zero.
     """
     if data.dtype.is_index or data.dtype is DType.STR or data.size <= _FEW:
         key = numbers_key(data)
         return place_of(data) if key is None else key
     if not isinstance(data, ArrayTensor):
         return None
-    numbers = data.numpy().astype(np.float64)
-    least, most = float(numbers.min()), float(numbers.max())
-    return math.isfinite(least) and math.isfinite(most), bool(numbers.all()), least if least == most else None
+    numbers = data.numpy()
+    first = numbers.flat[0]
+    is_one = bool(first == numbers.flat[-1] and (numbers == first).all())
+    are_few = data.size <= MAX_ELEMENTS
+    return (
+        first.tobytes() if is_one else None,
+        are_few and numbers.dtype.kind != "c" and bool(np.isfinite(numbers.astype(np.float64)).all()),
+        are_few and bool(numbers.all()),
+    )
 
 
 def _check_words(module: Module, chain: Chain) -> None:
     """What was said of the values of each layer, and the log of it, is the same but for their names."""
     rows = chain.names.rows
-    words = Words((None, rows[0], None))
+    nameless = ("",) * len(rows[0])
+    words = Words((nameless, rows[0], nameless))
     first = [(value.name, module.annotated.get(value.name)) for value in chain.values_of(0)]
     said = [(place, annotation, module.decisions.get(name, [])) for place, (name, annotation) in enumerate(first)]
     for layer in range(1, chain.layers.count):
-        around = None, rows[layer], None
+        around = nameless, rows[layer], nameless
         values = chain.values_of(layer)
         for place, annotation, decisions in said:
             name = values[place].name

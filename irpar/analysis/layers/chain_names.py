@@ -21,10 +21,14 @@ _BEHIND = ".:"
 
 Row = Sequence[str]
 """The names of one layer, those at one place alike."""
-Around = tuple[Row | None, Row, Row | None]
-"""The names of a layer, between those of the layers before and behind it."""
+Around = tuple[Row, Row, Row]
+"""The names of a layer, between those of the layers before and behind it; empty ones beyond the ends of the chain."""
+_OWN = 1
+"""Which of the three the layer is."""
 _Slot = tuple[int, int, str]
-"""Which of three layers, which of its names, and what makes another name of that."""
+"""Which of three layers, which of its names, and what follows it."""
+_Template = tuple[str, tuple[_Slot, ...]]
+"""What a text begins with, and the names in it."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class LayerNames:
         """The names of a layer, and of those beside it, where these are not others."""
         before = layer - 1 if before is None else before
         behind = layer + 1 if behind is None else behind
-        rows = self.rows
-        return rows[before] if before >= 0 else None, rows[layer], rows[behind] if behind < len(rows) else None
+        rows, nameless = self.rows, ("",) * len(self.rows[layer])
+        return rows[before] if before >= 0 else nameless, rows[layer], rows[behind] if behind < len(rows) else nameless
 
 
 def _pattern(row: Row) -> tuple[int, ...]:
@@ -83,17 +87,19 @@ class Words:
 
     def __init__(self, around: Around) -> None:
         self._slots: dict[str, tuple[int, int]] = {}
-        for number in (0, 2, 1):  # The layer's own names count, where they are those of another too.
-            for place, name in reversed(tuple(enumerate(around[number] or ()))):
-                self._slots[name] = number, place
-        self._known: dict[str, list[str | _Slot]] = {}
+        for number in (0, 2, _OWN):  # The layer's own names count, where they are those of another too.
+            for place, name in reversed(tuple(enumerate(around[number]))):
+                if name:
+                    self._slots[name] = number, place
+        self._known: dict[str, _Template] = {}
 
     def text(self, text: str, around: Around) -> str:
         """A text, or a name."""
-        parts = self._parts(text)
-        if len(parts) == 1 and isinstance(parts[0], str):
+        known = self._known.get(text)
+        begin, slots = self._learn(text) if known is None else known
+        if not slots:
             return text
-        return "".join([part if isinstance(part, str) else _name(part, around) for part in parts])
+        return begin + "".join([around[layer][place] + end for layer, place, end in slots])
 
     def optional(self, text: str | None, around: Around) -> str | None:
         """A text, where there is one."""
@@ -101,7 +107,8 @@ class Words:
 
     def names_own(self, text: str) -> bool:
         """Whether a text has a name of the layer itself in it."""
-        return any(not isinstance(part, str) and part[0] == 1 for part in self._parts(text))
+        _, slots = self._known.get(text) or self._learn(text)
+        return any(layer == _OWN for layer, _, _ in slots)
 
     def decisions(self, decisions: Sequence[Decision], around: Around) -> list[Decision]:
         """Why a value is sharded so."""
@@ -126,20 +133,25 @@ class Words:
         """What has taken a value out."""
         return Gone(self.annotation(gone.annotation, around), self.text(gone.why, around))
 
-    def _parts(self, text: str) -> list[str | _Slot]:
-        known = self._known.get(text)
-        if known is None:
-            whole = self._slot(text)
-            known = self._known[text] = [whole] if whole is not None else self._found(text)
+    def _learn(self, text: str) -> _Template:
+        whole = self._slot(text)
+        known = self._known[text] = ("", (whole,)) if whole is not None else self._found(text)
         return known
 
-    def _found(self, text: str) -> list[str | _Slot]:
-        found: list[str | _Slot] = []
+    def _found(self, text: str) -> _Template:
+        begin, slots = "", list[_Slot]()
         for piece in _BETWEEN.split(text):
             word = piece.rstrip(_BEHIND)
             slot = self._slot(word)
-            found += [piece] if slot is None else [slot, piece[len(word) :]]
-        return found if any(not isinstance(part, str) for part in found) else [text]
+            if slot is not None:
+                layer, place, end = slot
+                slots.append((layer, place, end + piece[len(word) :]))
+            elif slots:
+                layer, place, end = slots[-1]
+                slots[-1] = layer, place, end + piece
+            else:
+                begin += piece
+        return begin, tuple(slots)
 
     def _slot(self, word: str) -> _Slot | None:
         """Which name a word is, or was made of."""
@@ -153,10 +165,3 @@ class Words:
                 break
             word, suffix = match[1], f"_{match[2]}{suffix}"
         return None
-
-
-def _name(slot: _Slot, around: Around) -> str:
-    number, place, suffix = slot
-    row = around[number]
-    # At an end of the chain there is no layer beside: what is said so is not said of any.
-    return "" if row is None else row[place] + suffix
