@@ -124,7 +124,7 @@ MISTAKES = {
     ("--optimizer", "adagrad"): "adagrad",
     ("--lr", "-1"): "a learning rate of -1.0",
     ("--lr", "nan"): "a learning rate of nan",
-    ("--lr", "fast"): "should be a valid number",
+    ("--lr", "fast"): "invalid value for '--lr'",
     ("--momentum", "2"): "momentum of 2.0",
     ("--nesterov",): "adamw has no nesterov",
     ("--optimizer", "sgd", "--betas", "0.8,0.9"): "sgd has no betas",
