@@ -12,7 +12,7 @@ from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.storage.auto import SECONDS, Found, solve
 from irpar.analysis.storage.bodies import BodyMoves, LoopBody, let_bodies_make, loop_bodies, places_of, without_bodies
 from irpar.analysis.storage.gaps import Gaps, Room
-from irpar.analysis.storage.items import Item, items_of
+from irpar.analysis.storage.items import Item, item_in, items_of
 from irpar.analysis.storage.moves import Move, Wish, moves_by_hand, pinned_by_hand
 from irpar.analysis.storage.rewriting import write_moves
 from irpar.analysis.storage.steps import Steps, steps_of_layers, steps_of_reads
@@ -23,7 +23,7 @@ from irpar.ir import Graph, Memory, Module, Value
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
-from irpar.pass_manager.memory_limit import peak_bytes, search_within
+from irpar.pass_manager.memory_limit import MOST_TRIES, peak_bytes, search_within
 from irpar.sharding import IrparError
 from irpar.units import GIGABYTE, bytes_text, gigabytes_option, seconds_text
 
@@ -272,7 +272,8 @@ class Store(Pass):
         before = peak(graph).total_bytes
         if before <= limit:
             return Written((), Timeline(0, 0, 0))
-        inside = self._in_bodies_found(graph, costs, rates, limit, end)
+        spare = self._spare(graph, costs, rates, limit)
+        inside = self._in_bodies_found(graph, costs, rates, limit - spare, end)
         items = without_bodies(items_of(graph, self._least), graph, inside)
         steps = steps_of_reads(graph, items)
         seconds = seconds_of_steps(graph, steps, costs.of_node)
@@ -286,7 +287,7 @@ class Store(Pass):
                     return Written(moves, same.timeline, tuple(inside), alike)
 
         def search(asked: int, left: float) -> tuple[Found, bool]:
-            solved = solve(graph, items, steps, seconds, rates, self._room(asked), left)
+            solved = solve(graph, items, steps, seconds, rates, self._room(asked, inside), left)
             return solved, solved.fits
 
         def held_by(found: Found) -> int:
@@ -300,6 +301,24 @@ class Store(Pass):
         self._check_room(written)
         write_moves(graph, steps, found.moves)
         return written
+
+    def _spare(self, graph: Graph, costs: Costs, rates: Rates, limit: int) -> int:
+        """Bytes that bodies are to leave, so that the program around them fits the limit by its own liveness, too."""
+        spare = 0
+        for _ in range(MOST_TRIES):
+            trial = clone_graph(graph)
+            inside = self._in_bodies_found(trial, costs, rates, limit - spare, time.monotonic())
+            if not inside:
+                return 0
+            items = without_bodies(items_of(trial, self._least), trial, inside)
+            steps = steps_of_reads(trial, items)
+            seconds = seconds_of_steps(trial, steps, costs.of_node)
+            solved = solve(trial, items, steps, seconds, rates, self._room(limit, inside), 0)
+            held = _held_after(trial, steps, solved.moves)
+            if held <= limit:
+                return spare
+            spare += held - limit
+        return limit
 
     def _in_bodies_found(self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float) -> list[BodyMoves]:
         """Find and write what moves in bodies of loops, while which there would be too much whatever else moves."""
@@ -315,13 +334,29 @@ class Store(Pass):
             if held <= limit:
                 continue
             own = peak(body.graph).total_bytes + body.captured_bytes(room.memory)
-            left = replace(room, limit=limit - (held - own))
-            search = max(0.0, end - time.monotonic()) / (len(bodies) - number + 1)
-            seconds = _seconds_of_trip(body, costs)
-            solved = solve(body.graph, body.items, body.steps, seconds, rates, left, search)
-            found.append(_in_body(body, solved.moves, costs, rates))
-            body.write(solved.moves)
+            left = replace(self._room(limit, found), limit=limit - (held - own))
+            until = time.monotonic() + max(0.0, end - time.monotonic()) / (len(bodies) - number + 1)
+            moves = self._found_in_body(body, _seconds_of_trip(body, costs), rates, left, until)
+            found.append(_in_body(body, moves, costs, rates))
+            body.write(moves)
         return found
+
+    def _found_in_body(
+        self, body: LoopBody, seconds: Sequence[float], rates: Rates, room: Room, end: float
+    ) -> tuple[Move, ...]:
+        """What moves in a body; all that can, where nothing keeps the limit."""
+
+        def search(asked: int, left: float) -> tuple[Found, bool]:
+            given = replace(room, limit=asked)
+            solved = solve(body.graph, body.items, body.steps, seconds, rates, given, left)
+            return solved, solved.fits
+
+        def held_by(found: Found) -> int:
+            return body.held_after(found.moves, room.memory)
+
+        tried = search_within(room.limit, end, search, held_by)
+        found = tried[0]
+        return search(0, 0)[0].moves if found is None else found.moves
 
     def _held_in_loops(self, graph: Graph, rates: Rates, room: Room) -> list[tuple[LoopBody, int]]:
         """The bodies of loops, and what the device holds meanwhile at least if they bring nothing."""
@@ -334,21 +369,27 @@ class Store(Pass):
         places = {node: place for place, node in enumerate(graph)}
         return [(body, int(least[steps.of(places[body.node])])) for body in bodies]
 
-    def _room(self, limit: int) -> Room:
+    def _room(self, limit: int, inside: Sequence[BodyMoves] = ()) -> Room:
+        """What may lie where, beside what bodies have there."""
         to: dict[Where, tuple[Memory, ...]] = {"auto": ("host", "disk"), "host": ("host",), "disk": ("disk",)}
         memory = {kind: to[where] for kind, where in self._memory.items() if where != "device"}
-        sizes = (round(size * GIGABYTE) or None for size in (self.host_gb, self.disk_gb))
-        return Room(limit, memory, *sizes)
+        taken = {place: sum(each.own_bytes(place) for each in inside) for place in self._sizes}
+        left = {place: max(0, size - taken[place]) if size else None for place, size in self._sizes.items()}
+        return Room(limit, memory, left["host"], left["disk"])
+
+    @property
+    def _sizes(self) -> dict[Memory, int]:
+        """Bytes that may lie in a memory; 0: any number."""
+        return {"host": round(self.host_gb * GIGABYTE), "disk": round(self.disk_gb * GIGABYTE)}
 
     def _check_room(self, written: Written) -> None:
         """Refuse moves to a memory of which more is asked than there may be."""
-        sizes: dict[Memory, float] = {"host": self.host_gb, "disk": self.disk_gb}
-        for memory, size in sizes.items():
+        for memory, size in self._sizes.items():
             needed = sum(each.nbytes for each in written.moved() if each.memory == memory)
-            if size and needed > size * GIGABYTE:
+            if size and needed > size:
                 raise StoreError(
                     f"{needed:,} bytes ({bytes_text(needed)}) are to lie {_PLACES[memory]}, "
-                    f"{memory}-gb allows {size:g} GB",
+                    f"{memory}-gb allows {size / GIGABYTE:g} GB",
                     where=format_pass(self),
                     do=f"give {memory}-gb={gigabytes_option(needed)}, or let less lie there",
                 )
@@ -397,7 +438,7 @@ def _with_bodies(taken: Timeline, inside: Sequence[BodyMoves]) -> Timeline:
 def _held_after(graph: Graph, steps: Steps, moves: Sequence[Move]) -> int:
     """What a program holds on the device with moves, by its own liveness."""
     trial = clone_graph(graph)
-    there = [replace(move, item=_item_in(trial, move.item)) for move in moves]
+    there = [replace(move, item=item_in(trial, move.item)) for move in moves]
     write_moves(trial, steps, there)
     return peak(trial).total_bytes
 
@@ -406,12 +447,6 @@ def _shape(item: Item) -> tuple[object, ...]:
     """What is the same of an item in programs that are alike: all but the values themselves."""
     times = item.reads, item.made, item.replaced_at, item.replaced_until
     return item.value.name, item.kind, item.nbytes, *times
-
-
-def _item_in(graph: Graph, item: Item) -> Item:
-    """An item of a copy of its program."""
-    replaced = None if item.replaced is None else graph.value(item.replaced.name)
-    return replace(item, value=graph.value(item.value.name), replaced=replaced)
 
 
 def _notes(written: Written, before: int, after: int) -> tuple[str, ...]:

@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 
 from irpar.analysis.layers.find import holder_in
 from irpar.analysis.looping import LOOPS
+from irpar.analysis.memory.liveness import peak
 from irpar.analysis.newest import view_roots
 from irpar.analysis.types.control_flow import assumed_trips
-from irpar.ir import Graph, Node, Value, captured_or_read
+from irpar.ir import Graph, Memory, Node, Value, captured_or_read
+from irpar.ir.clone import clone_graph
 from irpar.ops import traits
 from irpar.ops.bodies import has_open_bodies
+from irpar.ops.coords import root_of
 from irpar.ops.memory_copies import node_place
 
-from .items import Item, items_of, reads_of
+from .items import Item, item_in, items_of, reads_of
 from .moves import Move, Wish, moves_by_hand
 from .rewriting import write_moves
 from .steps import Steps, steps_of_layers, steps_of_reads
@@ -61,6 +64,17 @@ class LoopBody:
         """Bytes of the items of some kinds of the program around it."""
         return sum(item.nbytes for item in self.items if self._is_outer(item) and item.kind in kinds)
 
+    def held_after(self, moves: Sequence[Move], kinds: Container[str]) -> int:
+        """What the device holds of the body with moves, by its liveness, and of the program's items that they leave."""
+        program = root_of(self.graph)
+        place = next(place for place, node in enumerate(program) if node is self.node)
+        trial = clone_graph(program)
+        node = next(node for number, node in enumerate(trial) if number == place)
+        (body,) = node.nested_graphs()
+        write_moves(body, self.steps, [replace(move, item=item_in(trial, move.item)) for move in moves])
+        brought = sum(item.nbytes for item in self.items if item.value in self.brings(moves))
+        return peak(body).total_bytes + self.captured_bytes(kinds) - brought
+
     def write(self, moves: Sequence[Move]) -> None:
         """Write moves into the body."""
         write_moves(self.graph, self.steps, moves)
@@ -82,6 +96,12 @@ class BodyMoves:
     body: LoopBody
     moves: tuple[Move, ...]
     timeline: Timeline
+
+    def own_bytes(self, memory: Memory) -> int:
+        """Bytes in a memory that only the body has there; where what it brings lies is for the program to say."""
+        brought = self.body.brings(self.moves)
+        own = (move for move in self.moves if move.item.value not in brought)
+        return sum(move.item.nbytes for move in own if move.memory == memory)
 
 
 def let_bodies_make(graph: Graph, values: Collection[Value]) -> bool:

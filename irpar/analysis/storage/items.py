@@ -47,6 +47,12 @@ class Item:
         return self.reads if self.made is None else (self.made, *self.reads)
 
 
+def item_in(graph: Graph, item: Item) -> Item:
+    """An item of a copy of its program."""
+    replaced = None if item.replaced is None else graph.value(item.replaced.name)
+    return replace(item, value=graph.value(item.value.name), replaced=replaced)
+
+
 def items_of(graph: Graph, least: int) -> list[Item]:
     """The items of a program that hold so many bytes, weights and state first, then what nodes make, in order.
 
