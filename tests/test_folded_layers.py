@@ -97,11 +97,21 @@ def test_a_gpt_of_equal_layers_gives_the_same_plan_and_programs():
     assert ALIKE in note
 
 
+def test_weights_may_be_inputs():
+    module = chain_module()
+    for value in list(module.graph.constants):
+        if value.source is not None:
+            module.graph.constant_to_input(value)
+    module.shard("l.*.w", [None, "tp"])
+    (note,) = check_same(module, "dp=2,tp=2")
+    assert ALIKE in note
+
+
 @pytest.mark.parametrize(
     ("module", "said", "why"),
     [
-        (chain_module(), {"l.5.w": [None, "tp"]}, "%w0 is not the same kind of constant in all layers"),
-        (chain_module(odd_scale="0.25"), {"l.*.w": [None, "tp"]}, "%s is read by some layers, or is no constant"),
+        (chain_module(), {"l.5.w": [None, "tp"]}, "%w0 is not of the same kind in all layers"),
+        (chain_module(odd_scale="0.25"), {"l.*.w": [None, "tp"]}, "%s is read by some layers, or is computed for one"),
     ],
 )
 def test_layers_that_differ_are_planned_each_for_itself(module, said, why):

@@ -34,7 +34,7 @@ class Chain:
 
     Attributes:
         layers: them.
-        own: which of the operands of a layer are constants of its own.
+        own: which of the operands of a layer are its own: constants, or inputs of the graph.
         names: what their nodes and values are called.
     """
 
@@ -53,12 +53,12 @@ class Chain:
         """The layers that the last of the first ones stands for."""
         return range(FIRST, self.layers.count - LAST)
 
-    def constants_of(self, layer: int) -> list[Value]:
-        """The constants that only this layer reads."""
+    def own_of(self, layer: int) -> list[Value]:
+        """The constants and inputs that only this layer reads."""
         return [self.layers.operands[layer][place] for place in self.own]
 
     def values_of(self, layer: int) -> list[Value]:
-        """What belongs to a layer: results of its nodes, and its constants."""
+        """What belongs to a layer: results of its nodes, and its constants and inputs."""
         return _values(self.layers, self.own, layer)
 
 
@@ -126,8 +126,8 @@ def _own_operands(layers: Layers) -> tuple[int, ...]:
         before = {known.get(value) for known, value in zip(given, values[1:], strict=False)}
         if len(before) == 1 and None not in before:
             continue
-        if not all(value.is_constant for value in values) or len(set(values)) < len(values):
-            raise NotAlike(f"%{values[0].name} is read by some layers, or is no constant")
+        if len(set(values)) < len(values) or any(value.node is not None for value in values):
+            raise NotAlike(f"%{values[0].name} is read by some layers, or is computed for one")
         own.append(place)
     return tuple(own)
 
@@ -142,11 +142,11 @@ def _check_readers(layers: Layers) -> None:
 
 
 def _check_facts(module: Module, layers: Layers, own: Sequence[int]) -> None:
-    """Constants lie alike, small ones have the same numbers, and only their layer reads them; nothing is described."""
+    """What is a layer's own lies alike, few numbers are the same, and only the layer reads it; nothing is described."""
     for place in own:
         values = [operands[place] for operands in layers.operands]
         if len({_facts(module, value) for value in values}) > 1:
-            raise NotAlike(f"%{values[0].name} is not the same kind of constant in all layers")
+            raise NotAlike(f"%{values[0].name} is not of the same kind in all layers")
         for value, nodes in zip(values, layers.members, strict=True):
             if not set(value.users).issubset(nodes):
                 raise NotAlike(f"%{value.name} is read outside of its layer")
@@ -157,9 +157,10 @@ def _check_facts(module: Module, layers: Layers, own: Sequence[int]) -> None:
 
 
 def _facts(module: Module, value: Value) -> tuple[object, ...]:
-    data = value.data
-    assert data is not None
-    return value.type, value.sharding, value.memory, value.name in module.literals, type(data), _told(data)
+    data, name = value.data, value.source_name
+    told = None if data is None else _told(data)
+    known = value.name in module.literals, module.dim_names.get(name), name in module.fixed
+    return value.type, value.sharding, value.memory, type(data), told, known
 
 
 def _told(data: Tensor) -> Hashable:

@@ -33,7 +33,8 @@ def _folded_graph(graph: Graph, chain: Chain, left_out: Collection[Value]) -> Gr
     made.metadata = dict(graph.metadata) if graph.metadata else None
     values: dict[Value, Value] = {}
     for value in graph.inputs:
-        values[value] = made.adopt_input(clone_value(value))
+        if value not in left_out:
+            values[value] = made.adopt_input(clone_value(value))
     for value in graph.constants:
         if value not in left_out:
             values[value] = made.adopt_constant(clone_value(value))

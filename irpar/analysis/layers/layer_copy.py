@@ -30,13 +30,13 @@ class LayerCopy:
         self.numbered = numbered
         self.data = LayerData(program.chain, layer)
 
-    def constants(self) -> dict[Value, Value]:
-        """Constants of the layer, by those that they are like."""
+    def own(self) -> dict[Value, Value]:
+        """Constants and inputs of the layer, by those that they are like."""
         graph, found = self.program.graph, {}
         for value in self.program.own:
-            assert value.data is not None
             made = found[value] = self._value(value)
-            made.data = self.data.of(value.data) or value.data
+            if value.data is not None:
+                made.data = self.data.of(value.data) or value.data
             made.graph = graph
             self._claim(made)
         return found

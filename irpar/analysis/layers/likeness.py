@@ -31,12 +31,12 @@ def compare(program: PlannedProgram) -> None:
 
 
 def _check_constants(program: PlannedProgram) -> None:
-    """Where constants of the layer stand in the list, those of the next one come behind them."""
-    order = list(program.graph.constants)
-    for last, run in program.runs().items():
-        following = order[order.index(last) + 1 :][: len(run)]
-        if following != [program.pairs[value] for value in run]:
-            raise NotAlike(f"%{run[0].name} and what belongs to it stand otherwise among constants")
+    """Where constants or inputs of the layer stand in the list, those of the next one come behind them."""
+    for listed in (program.graph.inputs, list(program.graph.constants)):
+        for last, run in program.runs(listed).items():
+            following = listed[listed.index(last) + 1 :][: len(run)]
+            if following != [program.pairs[value] for value in run]:
+                raise NotAlike(f"%{run[0].name} and what belongs to it stand otherwise in their list")
 
 
 class _Comparison:
@@ -96,7 +96,7 @@ class _Comparison:
             return True
         if value is other:
             return value not in self.program.inner
-        if not value.is_constant or not other.is_constant:
+        if value.node is not None or other.node is not None:
             return False
         self._constant(value, other)
         return True
@@ -117,11 +117,10 @@ class _Comparison:
         """Constants of the layers that nothing reads any more are there in all of them, or in none."""
         table, chain = self.program.graph.names.table, self.program.chain
         left = [
-            [table.get(value.name) for value in chain.constants_of(chain.kept[number])]
-            for number in (MODEL, self.number)
+            [table.get(value.name) for value in chain.own_of(chain.kept[number])] for number in (MODEL, self.number)
         ]
         for value, other in zip(*left, strict=True):
-            unread = [each is not None and each.is_constant and not each.has_uses for each in (value, other)]
+            unread = [each is not None and each.node is None and not each.has_uses for each in (value, other)]
             if unread[0] != unread[1]:
                 raise NotAlike("a constant is read in one layer alone")
             if unread[0] and value is not None and other is not None:

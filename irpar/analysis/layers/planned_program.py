@@ -1,7 +1,7 @@
 """One program of a folded module, which has the layers that were planned."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from irpar.ir import Graph, Node, Value
 
@@ -19,7 +19,7 @@ class PlannedProgram:
     Attributes:
         parts: the nodes from the first of a planned layer to the first of the next.
         steps: names that count on, and by how much a layer.
-        own: the constants of the layer that stands for others.
+        own: the constants and inputs of the layer that stands for others.
         pairs: values of that layer, and those of the next one that are like them.
         inner, before: results of nodes of that layer and of the one before, by their places.
         called: what values of that layer are called in the folded module.
@@ -61,11 +61,11 @@ class PlannedProgram:
         before = kept[number - 1] if number else -1
         return self.chain.names.around(kept[number], before, kept[number + 1])
 
-    def runs(self) -> dict[Value, list[Value]]:
-        """The constants of the layer that stand side by side, by the last of each run."""
+    def runs(self, listed: Iterable[Value]) -> dict[Value, list[Value]]:
+        """What is the layer's own and stands side by side in a list, by the last of each run."""
         found: dict[Value, list[Value]] = {}
         run: list[Value] = []
-        for value in self.graph.constants:
+        for value in listed:
             if value in self.own:
                 run.append(value)
             elif run:

@@ -4,7 +4,7 @@ folded    L0  L1  L2             L94  L95      L1, L2 and L94 came out alike: no
 unfolded  L0  L1  L2  L3 ... L93 L94  L95      said of them; so L3 to L93 are as L2 is, under their own names
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from irpar.ir import Graph, Module, Node, Value
 from irpar.ops.bodies import is_numbered
@@ -94,7 +94,8 @@ class _Writer:
 
     def run(self) -> None:
         program, chain = self.program, self.chain
-        runs = program.runs()
+        graph = program.graph
+        runs = program.runs(graph.inputs) | program.runs(graph.constants)
         program.called = {value: value.name for value in (*program.inner, *program.own)}
         self._rename()
         readers = [
@@ -103,19 +104,22 @@ class _Writer:
             for index, value in enumerate(node.operands)
             if value is not None and value in program.inner
         ]
-        constants: dict[Value, list[Value]] = {value: [] for value in program.own}
+        made: dict[Value, list[Value]] = {value: [] for value in program.own}
         given = {place: value for value, place in program.inner.items()}
         for layer in chain.left_out:
             copy = LayerCopy(program, layer, self.numbered)
-            values = copy.constants()
-            for value, made in values.items():
-                constants[value].append(made)
+            values = copy.own()
+            for value, its in values.items():
+                made[value].append(its)
             values.update({value: given[place] for value, place in program.before.items() if place in given})
             copy.nodes(values, self.beside[0])
             given = {place: values[value] for value, place in program.inner.items()}
         for node, index, value in readers:
             node.set_operand(index, given[program.inner[value]])
-        self._list_constants(runs, constants)
+        graph.constants = dict.fromkeys(_with_copies(graph.constants, runs, made))
+        graph.inputs = list(_with_copies(graph.inputs, runs, made))
+        for index, value in enumerate(graph.inputs):
+            value.index = index
         for layer, part in ((chain.kept[MODEL + 1], self.beside), (MODEL, program.parts[MODEL])):
             self._tell(part, chain.names.around(layer))
 
@@ -146,11 +150,12 @@ class _Writer:
             for value, other in zip(node.results, same.results, strict=True):
                 other.source = words.optional(value.source, around)
 
-    def _list_constants(self, runs: Mapping[Value, list[Value]], made: Mapping[Value, list[Value]]) -> None:
-        """Let the constants of each layer stand behind those of the layer before, where these stand together."""
-        order: dict[Value, None] = {}
-        for value in self.program.graph.constants:
-            order[value] = None
-            for each in zip(*(made[one] for one in runs.get(value, ())), strict=True):
-                order.update(dict.fromkeys(each))
-        self.program.graph.constants = order
+
+def _with_copies(
+    listed: Iterable[Value], runs: Mapping[Value, list[Value]], made: Mapping[Value, list[Value]]
+) -> Iterator[Value]:
+    """What is listed, and behind each run of what is a layer's own that of each layer which is put in."""
+    for value in listed:
+        yield value
+        for its in zip(*(made[one] for one in runs.get(value, ())), strict=True):
+            yield from its
