@@ -14,6 +14,7 @@ from irpar.ir import DType, Module, Node, tensor_type
 from irpar.onnx_io import to_proto
 from irpar.passes.autodiff import GRAD
 from irpar.passes.infer_types import InferTypes
+from irpar.runtime.engines.ort_versions import newest_opset
 from tests.budget import of_each
 from tests.ops.gradients.proof import feeds_of, gradients_of, is_float, module_of, run
 from tests.ops.gradients.test_samples import has_gradient
@@ -68,6 +69,8 @@ def test_onnxruntime_computes_the_gradients(sample: Sample) -> None:
         with pytest.raises(Exception, match=NOT_IN_ONNX_RUNTIME[sample.operator]):
             _run_onnxruntime(model, feeds)
         return
+    if sample.version > newest_opset():
+        pytest.skip(f"ONNX Runtime {ort.__version__} does not load operator set {sample.version}")
     found = _run_onnxruntime(model, feeds)
     dtype = in_float64(sample)
     reference = gradients_of(module_of(sample, dtype), wrt, outputs)
