@@ -16,7 +16,7 @@ from irpar.analysis.cp_sat import is_exact, is_proven, run, solver_module, unit_
 
 from .cut import copies
 from .graph import Assignment, PlacementGraph
-from .simulation import Array, Simulator
+from .simulation import Simulator, worst_times
 from .terms import Term, terms_at
 
 if TYPE_CHECKING:
@@ -69,20 +69,7 @@ def pack(
             return Packed(found, bound, is_proven(solver) and model.is_exact)
         if time.monotonic() > end:
             return Packed(None, bound, False)
-        rows.update(_worst(held, limit))
-
-
-def _worst(held: Array, limit: int) -> list[int]:
-    """The times when most is held, apart from each other."""
-    order = [int(place) for place in held.argsort()[::-1] if held[place] > limit]
-    apart = max(1, len(held) // (4 * MOST_ROWS))
-    chosen: list[int] = []
-    for place in order:
-        if all(abs(place - other) >= apart for other in chosen):
-            chosen.append(place)
-        if len(chosen) == MOST_ROWS:
-            break
-    return [place - 1 for place in chosen]
+        rows.update(worst_times(held, limit, MOST_ROWS, 4 * MOST_ROWS))
 
 
 class _Model:

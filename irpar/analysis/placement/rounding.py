@@ -8,7 +8,7 @@ import numpy as np
 
 from .graph import Assignment, PlacementGraph
 from .relaxation import Relaxation, Relaxed
-from .simulation import Simulator
+from .simulation import Simulator, worst_times
 
 _NEAR_LIMITS = (1, 0.97, 1.03, 0.9)
 """Of the limit: for how many bytes linear programs are solved. The others lead to assignments that differ a little."""
@@ -17,6 +17,8 @@ _MOST_ROUNDS = 24
 _MOST_SHARES = 6
 """From which on units are on the device that are there in part: so many are tried of a solution."""
 _HALF = 0.5
+_MOST_TIMES, _PARTS = 24, 256
+"""Times that an assignment adds, where it holds most, and how many parts of all times they lie apart."""
 
 
 @dataclass
@@ -71,7 +73,7 @@ def round_relaxations(
 
 
 def _round(found: Rounded, solved: Relaxed, simulator: Simulator, limit: int) -> set[int]:
-    """Add the assignments of a solution; returns the times at which these hold most, where they do not fit."""
+    """Add the assignments of a solution; returns times at which these hold most, where they do not fit."""
     near = np.round(solved.near, 6)
     shares = np.unique(near[near > 0])
     if len(shares) > _MOST_SHARES:
@@ -81,9 +83,7 @@ def _round(found: Rounded, solved: Relaxed, simulator: Simulator, limit: int) ->
         there = simulator.tidied(near >= share)
         if there not in found.assignments:
             found.assignments.append(there)
-        outcome = simulator.outcome(there)
-        if outcome.peak > limit:
-            late.add(outcome.at)
-        else:
-            found.fits = True
+        held = simulator.held(there)
+        found.fits |= bool(held.max() <= limit)
+        late.update(worst_times(held, limit, _MOST_TIMES, _PARTS))
     return late

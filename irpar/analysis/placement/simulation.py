@@ -136,3 +136,23 @@ class Simulator:
     def smallest(self) -> tuple[bool, ...]:
         """The one that holds least: all on the host that can be, for no less is held with more on the device."""
         return tuple(unit.host is None for unit in self.graph.units)
+
+
+def worst_times(held: Array, limit: int, most: int, parts: int) -> list[int]:
+    """The times when most is held, and more than fits, apart from each other.
+
+    Args:
+        held: bytes before the first node, while each node runs, and after the last one.
+        limit: bytes.
+        most: how many there are at most.
+        parts: of so many equal parts of all times no two lie in less than one.
+    """
+    order = [int(place) for place in held.argsort()[::-1] if held[place] > limit]
+    apart = max(1, len(held) // parts)
+    chosen: list[int] = []
+    for place in order:
+        if all(abs(place - other) >= apart for other in chosen):
+            chosen.append(place)
+        if len(chosen) == most:
+            break
+    return [place - 1 for place in chosen]
