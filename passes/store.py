@@ -403,9 +403,9 @@ class Store(Pass):
 
 
 _NONE = {
-    "weights": "the program has none on the device",
-    "state": "there is none, which steps of training have, and models with caches",
-    "activations": "no node on the device makes what others read",
+    "weights": "the program has none on its device",
+    "state": "the program has no state; steps of training have some, and models with caches",
+    "activations": "no node on the device makes what another one reads",
 }
 
 _PLACES: dict[Memory, str] = {"host": "in host memory", "disk": "on disk"}

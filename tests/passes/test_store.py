@@ -353,9 +353,9 @@ def test_what_cannot_be_is_refused(options: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("state=disk, threshold-kb=0", "state=disk: there is none, which steps of training have"),
+        ("state=disk, threshold-kb=0", "state=disk: the program has no state; steps of training have some"),
         ("weights=host", "weights=host: all are smaller than threshold-kb=1, the largest has 64 bytes"),
-        ("weights=host, state=disk, threshold-kb=0", "state=disk: there is none"),
+        ("weights=host, state=disk, threshold-kb=0", "state=disk: the program has no state"),
     ],
 )
 def test_what_there_is_nothing_of_is_told(options: str, told: str) -> None:
