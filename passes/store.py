@@ -9,10 +9,10 @@ from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.layers.find import holder_in
 from irpar.analysis.memory.liveness import peak
 from irpar.analysis.recompute.costs import Costs
-from irpar.analysis.storage.auto import SECONDS, Found, solve
+from irpar.analysis.storage.auto import SECONDS, FoundMoves, solve
 from irpar.analysis.storage.bodies import BodyMoves, LoopBody, let_bodies_make, loop_bodies, places_of, without_bodies
 from irpar.analysis.storage.gaps import Gaps, Room
-from irpar.analysis.storage.items import Item, item_in, items_of
+from irpar.analysis.storage.items import MovableValue, item_in, items_of
 from irpar.analysis.storage.moves import Move, Wish, moves_by_hand, pinned_by_hand
 from irpar.analysis.storage.rewriting import write_moves
 from irpar.analysis.storage.steps import Steps, steps_of_layers, steps_of_reads
@@ -286,11 +286,11 @@ class Store(Pass):
                     write_moves(graph, steps, moves)
                     return Written(moves, same.timeline, tuple(inside), alike)
 
-        def search(asked: int, left: float) -> tuple[Found, bool]:
+        def search(asked: int, left: float) -> tuple[FoundMoves, bool]:
             solved = solve(graph, items, steps, seconds, rates, self._room(asked, inside), left)
             return solved, solved.fits
 
-        def held_by(found: Found) -> int:
+        def held_by(found: FoundMoves) -> int:
             return _held_after(graph, steps, found.moves)
 
         tried = search_within(limit, end, search, held_by)
@@ -346,12 +346,12 @@ class Store(Pass):
     ) -> tuple[Move, ...]:
         """What moves in a body; all that can, where nothing keeps the limit."""
 
-        def search(asked: int, left: float) -> tuple[Found, bool]:
+        def search(asked: int, left: float) -> tuple[FoundMoves, bool]:
             given = replace(room, limit=asked)
             solved = solve(body.graph, body.items, body.steps, seconds, rates, given, left)
             return solved, solved.fits
 
-        def held_by(found: Found) -> int:
+        def held_by(found: FoundMoves) -> int:
             return body.held_after(found.moves, room.memory)
 
         tried = search_within(room.limit, end, search, held_by)
@@ -411,7 +411,7 @@ _NONE = {
 _PLACES: dict[Memory, str] = {"host": "in host memory", "disk": "on disk"}
 
 
-def _trips_of(item: Item, graph: Graph) -> int:
+def _trips_of(item: MovableValue, graph: Graph) -> int:
     """How often bodies would bring an item."""
     holders = {holder_in(user, graph) for user in item.value.users}
     return sum(assumed_trips(holder) for holder in holders if holder.holds_graphs and item.value not in holder.inputs)
@@ -443,7 +443,7 @@ def _held_after(graph: Graph, steps: Steps, moves: Sequence[Move]) -> int:
     return peak(trial).total_bytes
 
 
-def _shape(item: Item) -> tuple[object, ...]:
+def _shape(item: MovableValue) -> tuple[object, ...]:
     """What is the same of an item in programs that are alike: all but the values themselves."""
     times = item.reads, item.made, item.replaced_at, item.replaced_until
     return item.value.name, item.kind, item.nbytes, *times

@@ -7,7 +7,7 @@ import pytest
 import irpar
 from irpar import models
 from irpar.analysis.memory.liveness import constant_bytes, peak
-from irpar.analysis.storage.auto import Found, solve
+from irpar.analysis.storage.auto import FoundMoves, solve
 from irpar.ir import Graph, Module
 from irpar.ops.bodies import waits_for_copy
 from irpar.ops.memory_copies import copied_bytes, copies_of, is_copy, source_memory, target_memory
@@ -259,7 +259,7 @@ def test_what_the_host_has_no_room_for_lies_on_disk() -> None:
 def test_programs_that_are_alike_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     searches = []
 
-    def search(*arguments: Any) -> Found:
+    def search(*arguments: Any) -> FoundMoves:
         searches.append(arguments)
         return solve(*arguments)
 
@@ -279,7 +279,7 @@ def test_programs_that_are_alike_are_searched_once(monkeypatch: pytest.MonkeyPat
 def test_seconds_are_those_of_all_tries_together(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
 
-    def search(*arguments: Any) -> Found:
+    def search(*arguments: Any) -> FoundMoves:
         given.append(arguments[-1])
         return solve(*arguments[:-1], 0)
 

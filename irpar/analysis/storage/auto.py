@@ -17,7 +17,7 @@ import numpy as np
 from irpar.ir import Graph
 
 from .gaps import Gaps, Numbers, Room
-from .items import Item
+from .items import MovableValue
 from .lead import Lead
 from .moves import Move
 from .steps import Steps
@@ -28,7 +28,7 @@ SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMoves:
     """What was found.
 
     Attributes:
@@ -46,13 +46,13 @@ class Found:
 
 def solve(
     graph: Graph,
-    items: Sequence[Item],
+    items: Sequence[MovableValue],
     steps: Steps,
     seconds: Sequence[float],
     rates: Rates,
     room: Room,
     search: float = SECONDS,
-) -> Found:
+) -> FoundMoves:
     """Moves after which the device holds no more than a limit; see above.
 
     Args:
@@ -72,7 +72,7 @@ class _Search:
         self.gaps, self.seconds, self.rates = gaps, seconds, rates
         self.limit = gaps.room.limit
 
-    def run(self, search: float) -> Found:
+    def run(self, search: float) -> FoundMoves:
         everything = np.ones(len(self.gaps.all), np.bool_)
         least = int(self.gaps.least.max())
         chosen = self._complete(self.gaps.forced)
@@ -82,7 +82,7 @@ class _Search:
         else:
             chosen = self._better(self._needed(chosen), time.monotonic() + search)
         moves = self._moves(chosen)
-        return Found(moves, least, self._time(moves), fits)
+        return FoundMoves(moves, least, self._time(moves), fits)
 
     def _moves(self, chosen: Numbers) -> tuple[Move, ...]:
         return Lead(self.gaps, chosen, self.seconds, self.rates).moves()

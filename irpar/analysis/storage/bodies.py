@@ -22,7 +22,7 @@ from irpar.ops.bodies import has_open_bodies
 from irpar.ops.coords import root_of
 from irpar.ops.memory_copies import node_place
 
-from .items import Item, item_in, items_of, reads_of
+from .items import MovableValue, item_in, items_of, reads_of
 from .moves import Move, Wish, moves_by_hand
 from .rewriting import write_moves
 from .steps import Steps, steps_of_layers, steps_of_reads
@@ -42,7 +42,7 @@ class LoopBody:
 
     node: Node
     graph: Graph
-    items: tuple[Item, ...]
+    items: tuple[MovableValue, ...]
     steps: Steps
 
     @property
@@ -79,7 +79,7 @@ class LoopBody:
         """Write moves into the body."""
         write_moves(self.graph, self.steps, moves)
 
-    def _is_outer(self, item: Item) -> bool:
+    def _is_outer(self, item: MovableValue) -> bool:
         return item.value.owner is not self.graph
 
 
@@ -150,7 +150,7 @@ def _is_always_there(move: Move, last: int) -> bool:
     return len(move.stays) == 1 and move.stays[0].begin == 0 and move.stays[0].last == last
 
 
-def loop_bodies(graph: Graph, items: Sequence[Item], least: int, *, by_layers: bool) -> Iterator[LoopBody]:
+def loop_bodies(graph: Graph, items: Sequence[MovableValue], least: int, *, by_layers: bool) -> Iterator[LoopBody]:
     """The bodies of the loops of a program that run on the device.
 
     Args:
@@ -174,7 +174,7 @@ def loop_bodies(graph: Graph, items: Sequence[Item], least: int, *, by_layers: b
                 yield LoopBody(node, body, inside, steps)
 
 
-def _items(body: Graph, known: Mapping[Value, Item], least: int) -> Iterator[Item]:
+def _items(body: Graph, known: Mapping[Value, MovableValue], least: int) -> Iterator[MovableValue]:
     """Those of the program that nodes of the body read; then its own."""
     roots = view_roots(body)
     reads = reads_of(body, roots)
@@ -191,7 +191,7 @@ def places_of(graph: Graph, written: Sequence[BodyMoves]) -> list[int]:
     return [place for place, node in enumerate(graph) if node in loops]
 
 
-def without_bodies(items: Sequence[Item], graph: Graph, written: Sequence[BodyMoves]) -> list[Item]:
+def without_bodies(items: Sequence[MovableValue], graph: Graph, written: Sequence[BodyMoves]) -> list[MovableValue]:
     """The items of a program, read no more where bodies bring them."""
     places = {node: place for place, node in enumerate(graph)}
     brought: dict[Value, set[int]] = {}

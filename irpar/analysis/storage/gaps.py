@@ -11,7 +11,7 @@ from irpar.analysis.memory.arena import lifetimes
 from irpar.analysis.memory.liveness import constant_bytes, uses_of
 from irpar.ir import Graph, Memory, Value
 
-from .items import Item
+from .items import MovableValue
 from .steps import Steps
 from .timeline import Rates
 
@@ -72,7 +72,7 @@ class Gaps:
         whole: what each step holds if nothing moves.
     """
 
-    def __init__(self, graph: Graph, items: Sequence[Item], steps: Steps, rates: Rates, room: Room) -> None:
+    def __init__(self, graph: Graph, items: Sequence[MovableValue], steps: Steps, rates: Rates, room: Room) -> None:
         self.room = room
         self.steps = steps
         self.items = [item for item in items if room.memory.get(item.kind)]
@@ -145,7 +145,7 @@ class Gaps:
         return held
 
 
-def _held(graph: Graph, steps: Steps, items: Sequence[Item]) -> tuple[Numbers, list[int]]:
+def _held(graph: Graph, steps: Steps, items: Sequence[MovableValue]) -> tuple[Numbers, list[int]]:
     """What the device holds in each step if nothing moves: other values at their most, items while a step has them.
 
     A body has those of the program around it throughout. Also until which step it has each item.

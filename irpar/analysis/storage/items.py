@@ -15,7 +15,7 @@ KINDS: tuple[Kind, ...] = ("weights", "state", "activations")
 
 
 @dataclass(frozen=True, eq=False)
-class Item:
+class MovableValue:
     """A value that is needed at some places of a program, and between them may lie elsewhere.
 
     Attributes:
@@ -47,13 +47,13 @@ class Item:
         return self.reads if self.made is None else (self.made, *self.reads)
 
 
-def item_in(graph: Graph, item: Item) -> Item:
+def item_in(graph: Graph, item: MovableValue) -> MovableValue:
     """An item of a copy of its program."""
     replaced = None if item.replaced is None else graph.value(item.replaced.name)
     return replace(item, value=graph.value(item.value.name), replaced=replaced)
 
 
-def items_of(graph: Graph, least: int) -> list[Item]:
+def items_of(graph: Graph, least: int) -> list[MovableValue]:
     """The items of a program that hold so many bytes, weights and state first, then what nodes make, in order.
 
     What a run gives is none of them, but for what replaces state; nor is what says where a rank is, or sizes.
@@ -68,7 +68,7 @@ def items_of(graph: Graph, least: int) -> list[Item]:
         if node_place(node) != "device":
             continue
         found.extend(
-            Item(value, "activations", value_bytes(value), tuple(reads[value]), place)
+            MovableValue(value, "activations", value_bytes(value), tuple(reads[value]), place)
             for value in node.results
             if value not in roots and value not in given and value not in new and value in reads and _is_stored(value)
         )
@@ -83,20 +83,20 @@ def _is_stored(value: Value) -> bool:
     )
 
 
-def _weights(graph: Graph, given: Collection[Value], reads: Mapping[Value, Sequence[int]]) -> Iterator[Item]:
+def _weights(graph: Graph, given: Collection[Value], reads: Mapping[Value, Sequence[int]]) -> Iterator[MovableValue]:
     for value in graph.constants:
         if value in reads and value not in given and _is_stored(value) and not value.dtype.is_index:
-            yield Item(value, "weights", value_bytes(value), tuple(reads[value]))
+            yield MovableValue(value, "weights", value_bytes(value), tuple(reads[value]))
 
 
 def _states(
     graph: Graph, given: Collection[Value], reads: Mapping[Value, Sequence[int]], places: Mapping[Node, int]
-) -> Iterator[Item]:
+) -> Iterator[MovableValue]:
     for value, state in graph.states.items():
         if not _is_stored(value) or value in given or value not in reads:
             continue
         kind: Kind = "weights" if state.kind == "parameter" else "state"
-        item = Item(value, kind, value_bytes(value), tuple(reads[value]))
+        item = MovableValue(value, kind, value_bytes(value), tuple(reads[value]))
         if state.output is None:
             yield item
         elif (place := _new_at(graph, state, places)) is not None:

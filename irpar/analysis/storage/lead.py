@@ -14,7 +14,7 @@ from .timeline import Rates
 
 
 @dataclass(eq=False)
-class _Part:
+class _PlannedStay:
     """A stay that is being planned: `begin` and `gone` move; it may not begin before `floor`."""
 
     item: int
@@ -95,19 +95,19 @@ class Lead:
                 left[memory] = size - item.nbytes
         return found, fits
 
-    def _parts(self, number: int, own: Sequence[Gap]) -> list[_Part]:
+    def _parts(self, number: int, own: Sequence[Gap]) -> list[_PlannedStay]:
         """The stays of an item between its gaps."""
         item, used = self.gaps.items[number], self.gaps.used[number]
         if not used:
             return []
         starts = [used[0], *(gap.before for gap in own if not gap.is_around)]
         ends = [*starts[1:], self.gaps.steps.count]
-        found: list[_Part] = []
+        found: list[_PlannedStay] = []
         for place, (first, end) in enumerate(zip(starts, ends, strict=True)):
             last = max(step for step in used if first <= step < end)
             is_made = item.made is not None and place == 0
             floor = found[-1].last + 1 if found else 0
-            found.append(_Part(number, first, last, not is_made, is_made, first, last, floor))
+            found.append(_PlannedStay(number, first, last, not is_made, is_made, first, last, floor))
         return found
 
     def _bring(self) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from irpar.ir import Memory, Value
 
-from .items import Item
+from .items import MovableValue
 from .steps import Steps
 
 
@@ -42,7 +42,7 @@ class Move:
         new_gone: of state that is replaced, the step after which the new one has gone to that memory.
     """
 
-    item: Item
+    item: MovableValue
     memory: Memory
     stays: tuple[Stay, ...]
     new_gone: int = -1
@@ -72,13 +72,13 @@ class Wish:
     prefetch: int = 2
     pinned: int = 0
 
-    def moves(self, item: Item) -> bool:
+    def moves(self, item: MovableValue) -> bool:
         """Whether an item is to lie elsewhere than on the device."""
         return self.memory.get(item.kind, "device") != "device"
 
 
 def moves_by_hand(
-    items: Sequence[Item], steps: Steps, wish: Wish, pinned: Collection[Value] = frozenset()
+    items: Sequence[MovableValue], steps: Steps, wish: Wish, pinned: Collection[Value] = frozenset()
 ) -> list[Move]:
     """The moves that are asked for, but for what is pinned.
 
@@ -94,7 +94,7 @@ def moves_by_hand(
 
 
 def pinned_by_hand(
-    items: Iterable[Item], steps: Steps, wish: Wish, often: Callable[[Item], int] = lambda _: 0
+    items: Iterable[MovableValue], steps: Steps, wish: Wish, often: Callable[[MovableValue], int] = lambda _: 0
 ) -> set[Value]:
     """Weights that stay: those that would be brought most often, the first ones first.
 
@@ -105,7 +105,7 @@ def pinned_by_hand(
         often: how often bodies of loops would bring one.
     """
 
-    def times(item: Item) -> int:
+    def times(item: MovableValue) -> int:
         return max(often(item), sum(1 for _ in _groups(item, steps, wish.prefetch)))
 
     found: set[Value] = set()
@@ -118,7 +118,7 @@ def pinned_by_hand(
     return found
 
 
-def _move(item: Item, steps: Steps, wish: Wish) -> Move | None:
+def _move(item: MovableValue, steps: Steps, wish: Wish) -> Move | None:
     """The move of an item; None for what a node makes that is not away at all."""
     groups = list(_groups(item, steps, wish.prefetch))
     if item.made is not None and len(groups) == 1:
@@ -134,7 +134,7 @@ def _move(item: Item, steps: Steps, wish: Wish) -> Move | None:
     return Move(item, wish.memory[item.kind], tuple(stays), new_gone)
 
 
-def _groups(item: Item, steps: Steps, prefetch: int) -> Iterator[tuple[int, int]]:
+def _groups(item: MovableValue, steps: Steps, prefetch: int) -> Iterator[tuple[int, int]]:
     """The first and last steps of uses that lie so near that the item stays between them."""
     used = list(dict.fromkeys(map(steps.of, item.touched)))
     if not used:

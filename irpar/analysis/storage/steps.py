@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from irpar.analysis.gathers import layers_of
 from irpar.ir import Graph, Node, Value, captured_or_read
 
-from .items import Item
+from .items import MovableValue
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ _SMALL = 0.01
 """Of the largest layer: what is smaller does not tell which one a node works on. Several share a 0.5."""
 
 
-def steps_of_layers(graph: Graph, items: Sequence[Item]) -> Steps:
+def steps_of_layers(graph: Graph, items: Sequence[MovableValue]) -> Steps:
     """Steps that each work on the weights of one layer, and the state that belongs to them, in one phase.
 
     reads w1 . b1 w2 . . w3 . w1: of layers (w1, b1), (w2, w3) the steps are [w1 . b1] [w2 . . w3 .] [w1]
@@ -79,7 +79,7 @@ def steps_of_layers(graph: Graph, items: Sequence[Item]) -> Steps:
     return _steps(graph, of_value)
 
 
-def steps_of_reads(graph: Graph, items: Sequence[Item]) -> Steps:
+def steps_of_reads(graph: Graph, items: Sequence[MovableValue]) -> Steps:
     """The shortest steps: one begins where a node reads, or makes, an item that the step has not met yet."""
     places = sorted({place for item in items for place in (*item.touched, item.replaced_at) if place > 0})
     return Steps((0, *places), len(graph))

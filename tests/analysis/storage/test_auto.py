@@ -9,7 +9,7 @@ import pytest
 from irpar.analysis.cost.network import Disk, Network, Speed
 from irpar.analysis.storage.auto import _Search, solve
 from irpar.analysis.storage.gaps import Gaps, Numbers, Room
-from irpar.analysis.storage.items import KINDS, Item, items_of
+from irpar.analysis.storage.items import KINDS, MovableValue, items_of
 from irpar.analysis.storage.steps import Steps, steps_of_reads
 from irpar.analysis.storage.timeline import Rates
 from irpar.ir import Graph
@@ -40,7 +40,7 @@ def _layers(sizes: list[int]) -> Iterator[tuple[int, tuple[int, int]]]:
     return enumerate(pairwise(sizes))
 
 
-def problem(seed: int) -> tuple[Graph, list[Item], Steps, list[float], np.random.Generator]:
+def problem(seed: int) -> tuple[Graph, list[MovableValue], Steps, list[float], np.random.Generator]:
     random = np.random.default_rng(seed)
     graph = random_graph(random)
     items = items_of(graph, 1)
