@@ -19,7 +19,7 @@ from irpar.runtime.groups.shared_memory.segment import SegmentLayout
 from irpar.runtime.groups.wire.control import Control
 from irpar.sharding import Mesh
 from tests.budget import budget
-from tests.patience import patient
+from tests.patience import patient, slowness
 from tests.runtime.programs import module
 
 from .hosts_group import HostsGroup
@@ -163,18 +163,21 @@ def test_runs_beside_each_other_have_a_log_each() -> None:
         assert not executor.log.differences(collective_entries(loaded, loaded.mesh))
 
 
-def taking(what: str) -> tuple[BaseException | None, float]:
-    """Rank 1 takes what rank 0 does not send, or sends otherwise; the error, and after how many seconds."""
+def taking(what: str, bound: float) -> tuple[BaseException | None, float]:
+    """Rank 1 takes what rank 0 does not send, or sends otherwise; the error, and after how many seconds.
+
+    The ranks wait for each other for `bound` seconds.
+    """
     began = time.monotonic()
     mesh = Mesh({"y": 3}) if what == "nothing" else Mesh({"z": 3})
-    group = joined(mesh, 1.0)
+    group = joined(mesh, bound)
     group.begin_run()
     try:
         if group.rank == 0 and what == "another shape":
             group.exchange({0: send(0)})
         if group.rank == 1:
             group.exchange({1: take(1, (3,))})
-        time.sleep(1.5)
+        time.sleep(1.5 * bound)
     except (PeerError, MismatchError) as error:
         return error, time.monotonic() - began
     return None, time.monotonic() - began
@@ -183,14 +186,15 @@ def taking(what: str) -> tuple[BaseException | None, float]:
 @pytest.mark.parametrize(
     ("what", "text"),
     [
-        ("nothing", "rank 0 (y=0) did not come to collective 1 in 1 s"),
+        ("nothing", "rank 0 (y=0) did not come to collective 1 in {bound:g} s"),
         ("another shape", "f32[2] was sent, where rank 1 takes f32[3]"),
     ],
 )
 def test_processes_say_what_is_missing_in_time(what: str, text: str) -> None:
+    bound = slowness()
     with Ranks(3) as started:
-        error, seconds = started.run(taking, [{"what": what}] * 3)[1]
-    assert text in str(error)
+        error, seconds = started.run(taking, [{"what": what, "bound": bound}] * 3)[1]
+    assert text.format(bound=bound) in str(error)
     assert seconds < patient(5)
 
 
