@@ -1,7 +1,6 @@
 """The ranks of a program that run in this process: what they are made of, and what they compute from their blocks."""
 
 import os
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -73,9 +72,8 @@ class LocalRanks:
         self._group = group
         self._results = results
         self._beside = beside
-        self._opened_disk: Disk | None = None
-        self._opening = threading.Lock()
-        self._offload_path = module.metadata.get(PATH)
+        self._offload_path = os.environ.get(OFFLOAD_PATH) or module.metadata.get(PATH)
+        self._disk = Disk(self._offload_path)
         self._prepare(module, engine, parts)
 
     def _prepare(self, module: Module, engine: str, parts: Sequence[Part] | None) -> None:
@@ -87,7 +85,7 @@ class LocalRanks:
         _check_operators(self.parts)
         self._memories = dict.fromkeys(memory for part in self.parts for memory in memories_of(part.graph))
         if "disk" in self._memories:
-            _check_folder(os.environ.get(OFFLOAD_PATH) or self._offload_path)
+            _check_folder(self._offload_path)
         graph = self.parts[0].graph
         self.inputs: tuple[TensorSpec, ...] = input_specs(graph)
         self.outputs: tuple[TensorSpec, ...] = output_specs(graph)
@@ -97,9 +95,7 @@ class LocalRanks:
         self.read_bytes: dict[int, int] = {}
         if self._beside is None:
             coords = {rank: mesh.coords(rank) for rank in ranks}
-            self._held: HeldState = HeldState(
-                self.parts, coords, lambda tensor, rank: self._disk().tensor(tensor, rank)
-            )
+            self._held: HeldState = HeldState(self.parts, coords, self._disk.tensor)
         else:
             names = [state.spec.name for state in self.states]
             on_disk = [value.source_name for value in graph.states if value.memory == "disk"]
@@ -188,23 +184,16 @@ class LocalRanks:
             if engine.device_array is None and not os.environ.get(LIMIT):
                 check_memory(needed + on_host, f"{what}, on device and host together,", processes)
 
-    def _disk(self) -> Disk:
-        """What reads and writes for the ranks of this process."""
-        with self._opening:
-            if self._opened_disk is None:
-                self._opened_disk = Disk(os.environ.get(OFFLOAD_PATH) or self._offload_path)
-            return self._opened_disk
-
     def _hold_weights(self) -> None:
         """Open the files from which weights are read while a program runs."""
         graphs = [part.graph for part in self.parts]
         constants = (value for graph in graphs for value in graph.constants if value.memory == "disk")
         if found := [value.data for value in constants if value.data is not None]:
-            self._disk().hold(found)
+            self._disk.hold(found)
 
     def _read(self, block: DiskArray) -> Any:
         """What lies on disk."""
-        return self._disk().begin_read(block).wait()
+        return self._disk.begin_read(block).wait()
 
     def _outside(self, rank: int, blocks: Mapping[str, Any]) -> dict[str, Any]:
         """What a rank holds, as numpy arrays."""
@@ -214,8 +203,7 @@ class LocalRanks:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know of how nodes were computed, so far; a line each."""
-        disk = () if self._opened_disk is None else self._opened_disk.notes
-        return (*self._engine.notes, *disk)
+        return (*self._engine.notes, *self._disk.notes)
 
     # -- a run --------------------------------------------------------------------------------------------------
 
@@ -356,8 +344,7 @@ class LocalRanks:
         """Let copies end; what lies on disk is gone."""
         for thread in self._copying.values():
             thread.close()
-        if self._opened_disk is not None:
-            self._opened_disk.close()
+        self._disk.close()
 
 
 def _check_folder(path: str | None) -> None:

@@ -60,10 +60,10 @@ class Spaces:
         rank: which.
         arrays: where its arrays lie on the device.
         thread: performs what is started.
-        disk: gives what reads and writes; made when something lies there.
+        disk: reads and writes what lies there.
     """
 
-    def __init__(self, rank: int, arrays: Arrays, thread: CopyThread, disk: Callable[[], Disk]) -> None:
+    def __init__(self, rank: int, arrays: Arrays, thread: CopyThread, disk: Disk) -> None:
         self._rank = rank
         self._arrays = arrays
         self._thread = thread
@@ -103,17 +103,17 @@ class Spaces:
             return constants.array(value)
         found = self._on_disk.get(value)
         if found is None:
-            found = self._on_disk[value] = self._disk().tensor(constants.tensor(value), self._rank)
+            found = self._on_disk[value] = self._disk.tensor(constants.tensor(value), self._rank)
         return found
 
     def to_disk(self, array: Any) -> DiskArray:
         """Write what came from outside to the disk, where the program has it."""
-        return self._disk().begin_write(np.asarray(array), self._rank).wait()
+        return self._disk.begin_write(np.asarray(array), self._rank).wait()
 
     def outside(self, value: Any) -> Any:
         """A value as the caller of a run takes it: in numpy arrays."""
         if isinstance(value, DiskArray):
-            return self._disk().begin_read(value).wait()
+            return self._disk.begin_read(value).wait()
         return self._arrays.outside(value)
 
     def _moving(self, copy: MemoryCopy, value: Any) -> Moving:
@@ -131,7 +131,7 @@ class Spaces:
 
     def _from_disk(self, value: DiskArray, target: Memory) -> Moving:
         """Several requests are in flight at once, from the start on."""
-        reading = self._disk().begin_read(value)
+        reading = self._disk.begin_read(value)
         if target == "host" or self._arrays.is_host:
             return Moving(reading.wait)
 
@@ -144,9 +144,9 @@ class Spaces:
     def _to_disk(self, value: Any) -> Moving:
         """What a device holds passes the host."""
         if isinstance(value, np.ndarray):
-            return Moving(self._disk().begin_write(value, self._rank).wait)
+            return Moving(self._disk.begin_write(value, self._rank).wait)
         down = self._arrays.moving(value, "host")
-        return Moving(lambda: self._disk().begin_write(down.result(down.run()), self._rank).wait())
+        return Moving(lambda: self._disk.begin_write(down.result(down.run()), self._rank).wait())
 
 
 def misread(value: Value, where: str, lies: str | None, label: str) -> RunError:

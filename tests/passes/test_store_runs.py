@@ -52,8 +52,8 @@ def test_streamed_weights_give_what_the_original_gives(mesh: str, gpt: Path, tmp
         assert executor.log.copies.differences(made.plan.copies) == []
         assert executor.log.copies.copied_bytes == made.plan.totals["copied_bytes"]
         # From the parts' own files: nothing is copied to others first.
-        assert {path.name for path in executor._disk()._read} == {"weights.bin"}
-        assert not executor._disk()._spilled
+        assert {path.name for path in executor._disk._read} == {"weights.bin"}
+        assert not executor._disk._spilled
 
 
 @pytest.fixture
@@ -73,14 +73,14 @@ def test_the_model_s_own_file_is_read_and_no_other(streamed: tuple[irpar.Partiti
     made, data = streamed
     expected = list(irpar.partition(irpar.load(data.with_suffix("")), "d=1").run(IDS, engine="numpy").values())
     with made.executor(engine="numpy") as executor:
-        assert list(executor._disk()._read) == [data]
+        assert list(executor._disk._read) == [data]
         # What is put in its place is another file, which nobody has asked for.
         turned = data.read_bytes()[::-1]
         data.unlink()
         data.write_bytes(turned)
         for one, other in zip(executor.run(IDS).values(), expected, strict=True):
             np.testing.assert_array_equal(one, other)
-        assert not executor._disk()._spilled
+        assert not executor._disk._spilled
 
 
 def cut(data: Path) -> None:

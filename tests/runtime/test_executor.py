@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -266,6 +267,21 @@ def test_what_was_fetched_once_is_let_go() -> None:
         gc.collect()
         assert known > 0
         assert _count(ComputeStep) <= known
+
+
+@engines
+def test_what_is_closed_is_let_go_at_once(engine: str) -> None:
+    """Its weights may be mapped files: they must not wait for the garbage collector."""
+    loaded = mlp()
+    with Executor(loaded, loaded.mesh, engine=engine) as executor:
+        executor.run(mlp_input())
+    known = weakref.ref(executor)
+    gc.disable()
+    try:
+        del executor
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def _count(kind: type) -> int:

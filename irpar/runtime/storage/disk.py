@@ -68,7 +68,7 @@ class Disk:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        self._folder = Path(tempfile.gettempdir() if folder is None else folder)
+        self._folder = folder
         self._read: dict[Path, DirectFile] = {}
         self._spilled: dict[int, SpillFile] = {}
         self._threads = ThreadPoolExecutor(REQUESTS, "irpar-disk")
@@ -168,5 +168,6 @@ class Disk:
         with self._lock:
             file = self._spilled.get(rank)
             if file is None:
-                file = self._spilled[rank] = SpillFile(self._folder, f"what rank {rank} keeps on disk", ELSEWHERE)
+                folder = Path(tempfile.gettempdir() if self._folder is None else self._folder)
+                file = self._spilled[rank] = SpillFile(folder, f"what rank {rank} keeps on disk", ELSEWHERE)
             return file
