@@ -308,7 +308,12 @@ def one_hot(
     return y
 
 
-@kernel("ArrayFeatureExtractor", since=1, domain="ai.onnx.ml", temporaries=arrays_like(0, 4))
+@kernel(
+    "ArrayFeatureExtractor",
+    since=1,
+    domain="ai.onnx.ml",
+    temporaries=together(arrays_like(0, 4), copies_of_strided(0)),
+)
 def array_feature_extractor(xp: ArrayModule, x: Array, indices: Array) -> Array:
     """Elements of the last dim at the given places; a vector gives one row."""
     chosen = xp.take(x, _checked(indices.reshape(-1), x.shape[-1], x.ndim - 1), axis=-1)

@@ -117,10 +117,15 @@ def grid_sample(
 
 
 def _samples_bytes(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
-    """For the samples of which each element is made; where their number follows from the regions, for 2 x 2."""
-    x, ratio = operands[0], int(attributes.get("sampling_ratio", 0)) or 2
+    """For the samples of one region, four neighbours each, twice, their means, and what is computed in a wider dtype.
+
+    Where the number of samples follows from the regions, 2 x 2 are counted for an element.
+    """
+    x, rois, ratio = operands[0], operands[1], int(attributes.get("sampling_ratio", 0)) or 2
     itemsize = 4 if x is None else compute_dtype(x.dtype).itemsize
-    return 5 * ratio**2 * results[0].elements * itemsize // 4
+    elements, regions = results[0].elements, 1 if rois is None else max(1, rois.elements // 4)
+    wide = 0 if x is None or x.dtype.itemsize >= itemsize else x.elements + elements
+    return (10 * ratio**2 * elements // regions + wide) * itemsize
 
 
 @kernel("RoiAlign", since=10, temporaries=_samples_bytes)
@@ -170,16 +175,15 @@ def roi_align(
     one_of("coordinate_transformation_mode", coordinate_transformation_mode, ("half_pixel", "output_half_pixel"))
     check_same_dtype(x, rois)
     half = 0.5 if coordinate_transformation_mode == "half_pixel" else 0.0
-    results = []
-    for region, image in zip(widen(rois).tolist(), to_ints(batch_indices), strict=True):
-        left, top, right, bottom = (edge * spatial_scale - half for edge in region)
+    wide = widen(x)
+    result = xp.empty((len(rois), x.shape[1], output_height, output_width), dtype=wide.dtype)
+    for number, (region, image) in enumerate(zip(widen(rois), to_ints(batch_indices), strict=True)):
+        left, top, right, bottom = (float(edge) * spatial_scale - half for edge in region)
         least = 0.0 if half else 1.0
         rows = _roi_samples(top, max(bottom - top, least), output_height, sampling_ratio)
         columns = _roi_samples(left, max(right - left, least), output_width, sampling_ratio)
-        results.append(_roi_pooled(xp, widen(x)[image], rows, columns, mode))
-    if not results:
-        return xp.zeros((0, x.shape[1], output_height, output_width), dtype=x.dtype)
-    return narrow(xp.stack(results), x.dtype)
+        result[number] = _roi_pooled(xp, wide[image], rows, columns, mode)
+    return narrow(result, x.dtype)
 
 
 def _roi_samples(start: float, extent: float, bins: int, ratio: int) -> np.ndarray:
