@@ -177,12 +177,12 @@ def roi_align(
     half = 0.5 if coordinate_transformation_mode == "half_pixel" else 0.0
     wide = widen(x)
     result = xp.empty((len(rois), x.shape[1], output_height, output_width), dtype=wide.dtype)
-    for number, (region, image) in enumerate(zip(widen(rois), to_ints(batch_indices), strict=True)):
+    for number, (region, image) in enumerate(zip(widen(rois), batch_indices, strict=True)):
         left, top, right, bottom = (float(edge) * spatial_scale - half for edge in region)
         least = 0.0 if half else 1.0
         rows = _roi_samples(top, max(bottom - top, least), output_height, sampling_ratio)
         columns = _roi_samples(left, max(right - left, least), output_width, sampling_ratio)
-        result[number] = _roi_pooled(xp, wide[image], rows, columns, mode)
+        result[number] = _roi_pooled(xp, wide[int(image)], rows, columns, mode)
     return narrow(result, x.dtype)
 
 
