@@ -6,7 +6,7 @@ a payload. Each member may send and take this way, or as a `Prompt` does.
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,18 @@ def next_of(kind: int, lane: Lane, traffic: "Traffic") -> Record | None:
             return found
         traffic.read(lane)
     return None
+
+
+def let_go(came: Iterable[tuple[Lane, object, int]]) -> None:
+    """What members brought has been read.
+
+    Args:
+        came: the members, with what they brought, and the bytes of the ring that hold what they offered; 0: none does.
+    """
+    for lane, _, need in came:
+        if need:
+            lane.came += 1
+            lane.free(need)
 
 
 def mark_of(header: bytes) -> tuple[int, int]:
@@ -139,7 +151,7 @@ class QuickPrompt:
         if not self._gather(operands, came):
             return self._finish(partial(self._go_on, call, came))
         result = self._result(call, operands)
-        self._end(came)
+        let_go(came)
         if traffic.slept_for is not None:
             traffic.look_first_at_last(self._peers)
         return result
@@ -184,14 +196,6 @@ class QuickPrompt:
             return None
         return np.ndarray(self._prompts.shapes[peer], self._type, offered, HEADER_BYTES)
 
-    @staticmethod
-    def _end(came: list[Member]) -> None:
-        """What members brought has been read."""
-        for lane, _, need in came:
-            if need:
-                lane.came += 1
-                lane.free(need)
-
     def _is_due(self, lane: Lane, found: Record) -> bool:
         """Whether a member brings in a slot what has been agreed on; its header is compared where its mark is new."""
         _, flag, _, told, first, second, _ = found
@@ -220,7 +224,7 @@ class QuickPrompt:
         made = self._transfer(call)
         for lane, theirs, _ in came:
             made.brought(lane.peer, theirs)
-        self._end(came)
+        let_go(came)
         self._traffic.await_rest(made)
         if self._unread is not None:
             self._traffic.read(self._unread)

@@ -17,7 +17,7 @@ from irpar.runtime.groups.wire.header import HEADER_BYTES
 
 from ..base import Array, Call
 from ..spmd import Meeting
-from .quick import NOWHERE, OFFER, next_of
+from .quick import NOWHERE, OFFER, let_go, next_of
 from .reductions import Reduction
 from .segment import Segment
 from .slots import IN_SLOT, Slots
@@ -107,7 +107,7 @@ class QuickReduction:
         flat = whole.reshape(-1)
         if self._reduces:
             self._reduce_own(operand, flat, slot, came)
-        self._end(came)
+        let_go(came)
         if self._reduces:
             self._offer(self._last, slot, numbers)
             self._send_own(slot, numbers)
@@ -126,14 +126,6 @@ class QuickReduction:
             return None
         del self._traffic.early[place]
         return theirs
-
-    @staticmethod
-    def _end(came: Iterable[_Came]) -> None:
-        """What members offered has been read."""
-        for lane, _, need in came:
-            if need:
-                lane.came += 1
-                lane.free(need)
 
     def _lay(self, operand: Array, slot: int) -> None:
         """Lay the pieces of the others into a slot."""
@@ -188,7 +180,7 @@ class QuickReduction:
         traffic.take_up(made, slot, numbers)
         for lane, theirs, _ in came:
             traffic.meet(made, lane.peer, theirs, memoryview(self._agreed[lane.peer]))
-        self._end(came)
+        let_go(came)
         traffic.await_rest(made)
         if unread is not None:
             traffic.read(unread)

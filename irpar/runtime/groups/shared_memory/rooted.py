@@ -18,7 +18,7 @@ from ..base import Array, Call
 from ..results import EXECUTED
 from ..spmd import Meeting
 from .prompt import Prompt, Prompts
-from .quick import OFFER, Member, QuickPrompt, mark_of, next_of
+from .quick import OFFER, Member, QuickPrompt, let_go, mark_of, next_of
 from .slots import IN_SLOT, MAY_KEEP
 from .streams import BARE
 
@@ -126,7 +126,7 @@ class QuickRooted(QuickPrompt):
             self._reduce(operands, result)
         else:
             result[...] = made = self._result(call, operands)
-        self._end(came)
+        let_go(came)
         self._tell(slot, IN_SLOT | MAY_KEEP if may_keep else IN_SLOT)
         self._traffic.look_first_at_last(self._peers)
         return self._slots.loans.array(self._traffic.rank, slot, self._type, result.shape) if may_keep else made
