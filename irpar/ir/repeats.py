@@ -1,13 +1,10 @@
 """How many layers of a model a layer stands for, in a module that has a few of many equal ones."""
 
-import re
 from collections.abc import Mapping
 
 from irpar.sharding import IrparError
 
-from .value import Value
-
-_NUMBERED = re.compile(r"(.*)_[0-9]+", re.DOTALL)
+from .value import Value, made_of
 
 
 class NeedsAllLayersError(IrparError):
@@ -16,10 +13,7 @@ class NeedsAllLayersError(IrparError):
 
 def layers_of(value: Value, repeats: Mapping[str, int]) -> int:
     """How many layers have what a value is; `repeats` as in `Module.repeats`."""
-    name = value.name
-    while repeats and name not in repeats and (match := _NUMBERED.fullmatch(name)) is not None:
-        name = match[1]  # What a pass has made of a value of the layer.
-    return repeats.get(name, 1)
+    return next((repeats[name] for name in made_of(value.name) if name in repeats), 1) if repeats else 1
 
 
 def only_with_all_layers(what: str) -> NeedsAllLayersError:

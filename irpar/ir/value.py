@@ -1,6 +1,7 @@
 """Values in SSA form, with use lists that keep every rewrite O(1) per use; and the table of their names."""
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 Memory = Literal["device", "host", "disk"]
 Use = tuple["Node", int]
+
+NUMBERED = re.compile(r"(.*)_([0-9]+)", re.DOTALL)
+"""A name as `Names.fresh` makes them: what it was made of, and its number."""
 
 
 class Value:
@@ -185,6 +189,14 @@ def refuse_uses(value: Value) -> None:
     if value._uses:
         reader = next(iter(value._uses))[0]
         raise ValueError(f"%{value.name} is still used, by {reader!r}")
+
+
+def made_of(name: str) -> Iterator[str]:
+    """A name, and those that it may have been made of, one of another: `a_1_2`, `a_1`, `a`."""
+    yield name
+    while (match := NUMBERED.fullmatch(name)) is not None:
+        name = match[1]
+        yield name
 
 
 class Names:

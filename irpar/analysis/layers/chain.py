@@ -135,7 +135,7 @@ def _own_operands(layers: Layers) -> tuple[int, ...]:
 def _check_readers(layers: Layers) -> None:
     """What a layer that is left out gives is read in it and in the next; so is what the layer before those gives."""
     inside = {node: number for number, nodes in enumerate(layers.members) for node in nodes}
-    for number in range(FIRST - 1, layers.count - LAST):
+    for number in range(MODEL, layers.count - LAST):
         for value in layers.results_of(layers.members[number]):
             if any(inside.get(user) not in (number, number + 1) for user in value.users):
                 raise NotAlike(f"%{value.name} is read outside of the next layer")
@@ -187,13 +187,12 @@ def _told(data: Tensor) -> Hashable:
 
 def _check_words(module: Module, chain: Chain) -> None:
     """What was said of the values of each layer, and the log of it, is the same but for their names."""
-    rows = chain.names.rows
-    nameless = ("",) * len(rows[0])
-    words = Words((nameless, rows[0], nameless))
+    count = chain.layers.count
+    words = Words(chain.names.around(0, -1, count))
     first = [(value.name, module.annotated.get(value.name)) for value in chain.values_of(0)]
     said = [(place, annotation, module.decisions.get(name, [])) for place, (name, annotation) in enumerate(first)]
-    for layer in range(1, chain.layers.count):
-        around = nameless, rows[layer], nameless
+    for layer in range(1, count):
+        around = chain.names.around(layer, -1, count)
         values = chain.values_of(layer)
         for place, annotation, decisions in said:
             name = values[place].name

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from irpar.ir import Annotation, Conflict, Decision, Gone
+from irpar.ir.value import made_of
 
-NUMBERED = re.compile(r"(.*)_([0-9]+)", re.DOTALL)
-"""A name that was made of another, which was taken."""
 _BETWEEN = re.compile(r"""([\s%"(),;]+)""")
 """What stands between names in a text."""
 _BEHIND = ".:"
@@ -155,13 +154,8 @@ class Words:
 
     def _slot(self, word: str) -> _Slot | None:
         """Which name a word is, or was made of."""
-        suffix = ""
-        while word:
-            known = self._slots.get(word)
+        for name in made_of(word):
+            known = self._slots.get(name)
             if known is not None:
-                return *known, suffix
-            match = NUMBERED.fullmatch(word)
-            if match is None:
-                break
-            word, suffix = match[1], f"_{match[2]}{suffix}"
+                return *known, word[len(name) :]
         return None

@@ -6,7 +6,7 @@ from irpar.ir import Graph, Module, Value, clone_node, clone_value
 from irpar.ir.clone import copy_facts
 from irpar.ir.state_rules import states_of
 
-from .chain import FIRST, Chain
+from .chain import MODEL, Chain
 
 
 def folded_module(module: Module, chain: Chain) -> Module:
@@ -23,7 +23,7 @@ def folded_module(module: Module, chain: Chain) -> Module:
         made.annotated.pop(name, None)
         made.decisions.pop(name, None)
     alike = 1 + len(chain.left_out)
-    made.repeats = {value.name: alike for value in chain.values_of(FIRST - 1)}
+    made.repeats = {value.name: alike for value in chain.values_of(MODEL)}
     return made
 
 
@@ -45,7 +45,7 @@ def _folded_graph(graph: Graph, chain: Chain, left_out: Collection[Value]) -> Gr
         if node not in skipped:
             made.append(clone_node(node, values, made.names))
         elif node is last[-1]:
-            before = layers.results_of(layers.members[FIRST - 1])
+            before = layers.results_of(layers.members[MODEL])
             values.update({old: values[new] for old, new in zip(layers.results_of(last), before, strict=True)})
     made.set_outputs([values[value] for value in graph.outputs], graph.output_names)
     made.states = states_of(graph, values)

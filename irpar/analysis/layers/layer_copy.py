@@ -1,6 +1,6 @@
 """A layer that was left out, put into a program as the one that stands for it."""
 
-from irpar.ir import Node, Value
+from irpar.ir import Node, Value, clone_node, clone_value
 from irpar.ops.bodies import is_numbered
 from irpar.ops.facts import int_attribute
 
@@ -34,7 +34,8 @@ class LayerCopy:
         """Constants and inputs of the layer, by those that they are like."""
         graph, found = self.program.graph, {}
         for value in self.program.own:
-            made = found[value] = self._value(value)
+            made = found[value] = clone_value(value)
+            self._tell(made, value)
             if value.data is not None:
                 made.data = self.data.of(value.data) or value.data
             made.graph = graph
@@ -45,38 +46,24 @@ class LayerCopy:
         """Insert the nodes; `values` says what they read, and gets their results."""
         words, around, graph = self.words, self.around, self.program.graph
         for node in self.program.parts[MODEL]:
-            made = Node(
-                node.op_type,
-                [None if value is None else values.get(value, value) for value in node.operands],
-                domain=node.domain,
-                version=node.version,
-                name=words.text(node.name, around),
-                source=words.optional(node.source, around),
-                scope=words.optional(node.scope, around),
-                results=[self._value(value) for value in node.results],
-            )
-            made.phase, made.stage, made.place, made.strategy = node.phase, node.stage, node.place, node.strategy
-            made.doc = words.text(node.doc, around)
-            made.metadata = dict(node.metadata) if node.metadata else None
-            made.callee = node.callee
-            made.attributes = dict(node.attributes)
+            made = clone_node(node, values)
+            made.name, made.doc = words.text(node.name, around), words.text(node.doc, around)
+            made.source, made.scope = words.optional(node.source, around), words.optional(node.scope, around)
             if is_numbered(made):
                 made.attributes["id"] = int_attribute(made, "id") + self.further * _MANY_IDS
-            values.update(zip(node.results, made.results, strict=True))
+            for value, result in zip(node.results, made.results, strict=True):
+                self._tell(result, value)
             names = [value.name for value in made.results]
             graph.insert_before(before, made)
             if names != [value.name for value in made.results]:
                 raise NotAlike(f"%{names[0]} has a name that is taken")
 
-    def _value(self, value: Value) -> Value:
+    def _tell(self, made: Value, value: Value) -> None:
+        """Let a copy of a value have the names of the layer."""
         words, around, name = self.words, self.around, self.program.called[value]
         counts_on = name in self.numbered.steps
-        name = self.numbered.of_layer(name, self.further) if counts_on else words.text(name, around)
-        made = Value(name, value.type, words.optional(value.source, around))
-        made.sharding, made.global_shape, made.memory = value.sharding, value.global_shape, value.memory
-        made.doc = words.text(value.doc, around)
-        made.metadata = dict(value.metadata) if value.metadata else None
-        return made
+        made.name = self.numbered.of_layer(name, self.further) if counts_on else words.text(name, around)
+        made.source, made.doc = words.optional(value.source, around), words.text(value.doc, around)
 
     def _claim(self, made: Value) -> None:
         name = made.name

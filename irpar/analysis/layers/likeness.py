@@ -2,9 +2,9 @@
 
 from irpar.analysis.equal_nodes import attribute_key
 from irpar.ir import Node, Value
+from irpar.ir.value import NUMBERED
 
 from .chain import MODEL, NotAlike
-from .chain_names import NUMBERED
 from .layer_data import LayerData
 from .planned_program import PlannedProgram, places_of
 

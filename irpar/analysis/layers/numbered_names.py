@@ -5,9 +5,9 @@ Who makes a value for a layer and names it after something that all layers share
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from irpar.ir.value import Names
+from irpar.ir.value import NUMBERED, Names, made_of
 
-from .chain_names import NUMBERED, words_of
+from .chain_names import words_of
 
 ALIKE = 3
 """Layers that come out alike: the one that stands for others, and those beside it."""
@@ -92,19 +92,9 @@ def first_hidden(names: Names, had: Callable[[str], bool], own: Collection[str])
     for base, number in last.items():
         numbered = (f"{base}_{before}" for before in range(1, number))
         hidden = [name for name in numbered if name not in names.table and not had(name)]
-        if len(hidden) >= ALIKE and not _is_of(base, own):
+        if len(hidden) >= ALIKE and not any(name in own for name in made_of(base)):
             return hidden[0]
     return None
-
-
-def _is_of(name: str, own: Collection[str]) -> bool:
-    """Whether a name was made of one of some others."""
-    while name not in own:
-        match = NUMBERED.fullmatch(name)
-        if match is None:
-            return False
-        name = match[1]
-    return True
 
 
 def with_number(name: str, more: int) -> str:
