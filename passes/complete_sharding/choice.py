@@ -481,15 +481,8 @@ class Chooser:
         """What is known of all nodes that cost the same where their values lie alike."""
         known = self.kinds.get(view.node)
         if known is None:
-            known = self.kinds[view.node] = self._found_kind(view)
+            free, times = self._free(view), self.flow.times(view)
+            known = self.kinds[view.node] = view.of_kind(
+                ("alike", self.network, free, times), lambda: alike_nodes(view, free, times, self.network)
+            )
         return known
-
-    def _found_kind(self, view: RuleView) -> AlikeNodes:
-        free, times = self._free(view), self.flow.times(view)
-        if not view.is_by_kind:
-            return alike_nodes(view, free, times, self.network)
-        key = "alike", self.network, free, times
-        if key not in view.memo:
-            view.memo[key] = alike_nodes(view, free, times, self.network)
-        found: AlikeNodes = view.memo[key]
-        return found

@@ -5,10 +5,10 @@ factors: i over dp, k over tp                      needs x [@dp, _], w [_, @tp];
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from irpar.analysis.engines import is_known
 from irpar.ir import Node, Value, tensor_type
@@ -36,6 +36,8 @@ from irpar.sharding import (
     join_axes,
     split_axis,
 )
+
+T = TypeVar("T")
 
 Axes = tuple[Axis, ...]
 FactorAxes = tuple[Axes, ...]
@@ -406,6 +408,15 @@ class RuleView:
         """
         return not self.reads_constants and self.node.strategy is None
 
+    def of_kind(self, what: Hashable, find: Callable[[], T]) -> T:
+        """What is found out of the node; where it holds for all of its kind, it is found once for these."""
+        if not self.is_by_kind:
+            return find()
+        if what not in self.memo:
+            self.memo[what] = find()
+        found: T = self.memo[what]
+        return found
+
     @cached_property
     def none_free(self) -> tuple[bool, ...]:
         """That none of the values costs nothing."""
@@ -659,13 +670,7 @@ def placement_as_it_lies(node: Node, view: RuleView | None, mesh: Mesh) -> Place
         whole = whole_placement(node, mesh)
         return whole if fits(node, whole) else None
     lies = tuple([None if value is None else value.sharding for value in view.values])
-    if not view.is_by_kind:
-        return _fitting(node, view, lies)
-    key = "as it lies", lies
-    if key not in view.memo:
-        view.memo[key] = _fitting(node, view, lies)
-    found: Placement | None = view.memo[key]
-    return found
+    return view.of_kind(("as it lies", lies), lambda: _fitting(node, view, lies))
 
 
 def _fitting(node: Node, view: RuleView, lies: Sequence[Sharding | None]) -> Placement | None:

@@ -48,7 +48,7 @@ def let_go(graph: Graph, kept: Iterable[Value] = ()) -> dict[Value, Value]:
     }
 
 
-def in_flight(node: Node) -> tuple[Value, ...]:
+def _in_flight(node: Node) -> tuple[Value, ...]:
     """What the collective or copy took whose result a node waits for."""
     if node.domain != DOMAIN or node.is_return or not traits(node).waits:
         return ()
@@ -59,7 +59,7 @@ def in_flight(node: Node) -> tuple[Value, ...]:
 def held_for(node: Node) -> tuple[Value, ...]:
     """What is held until a node has run: what it reads, and what the collective or copy took that it waits for."""
     read = captured_or_read(node)
-    taken = in_flight(node) if node.domain == DOMAIN else ()
+    taken = _in_flight(node)
     return (*read, *taken) if taken else read
 
 
