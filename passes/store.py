@@ -7,6 +7,7 @@ from typing import Literal
 
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.layers.find import holder_in
+from irpar.analysis.memory.limit_search import MOST_TRIES, next_end, search_within
 from irpar.analysis.memory.liveness import peak
 from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.storage.auto import SECONDS, FoundMoves, solve
@@ -23,7 +24,7 @@ from irpar.ir import Graph, Memory, Module, Value
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
-from irpar.pass_manager.memory_limit import MOST_TRIES, peak_bytes, search_within
+from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError
 from irpar.units import GIGABYTE, bytes_text, gigabytes_option, seconds_text
 
@@ -142,8 +143,7 @@ class Store(Pass):
         end, count = time.monotonic() + self.seconds, len(module.graphs)
         written: list[Written] = []
         for number, graph in enumerate(module.graphs):
-            now = time.monotonic()
-            until = now + max(0.0, end - now) / (count - number)
+            until = next_end(end, count - number)
             written.append(self._write(graph, costs, rates, limit, until, written))
         changed = any(found.moved() for found in written)
         if changed:
@@ -335,7 +335,7 @@ class Store(Pass):
                 continue
             own = peak(body.graph).total_bytes + body.captured_bytes(room.memory)
             left = replace(self._room(limit, found), limit=limit - (held - own))
-            until = time.monotonic() + max(0.0, end - time.monotonic()) / (len(bodies) - number + 1)
+            until = next_end(end, len(bodies) - number + 1)
             moves = self._found_in_body(body, _seconds_of_trip(body, costs), rates, left, until)
             found.append(_in_body(body, moves, costs, rates))
             body.write(moves)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.gathers import gathered
+from irpar.analysis.memory.limit_search import next_end, search_within
 from irpar.analysis.memory.liveness import peak
 from irpar.analysis.recompute import FoundSchedules, RecomputeError, solve_tree
 from irpar.analysis.recompute.costs import Costs
@@ -25,11 +26,6 @@ from irpar.sharding import IrparError, nearest_names
 from irpar.units import GIGABYTE, bytes_text, count_text
 
 __all__ = ["Recompute"]
-
-_MOST_TRIES = 4
-"""How often a budget is lowered where the program then holds more than its training graph says."""
-_TRY_SHARE = 0.6
-"""Of the time that is left goes to each try, and of programs that differ to each but the last in equal parts."""
 
 
 @dataclass(frozen=True)
@@ -160,9 +156,7 @@ class Recompute(Pass):
             return [one.schedules] * len(programs), _facts(one, time.monotonic() - begin)
         found: list[FoundSchedules] = []
         for place, (program, graph) in enumerate(zip(programs, module.graphs, strict=True)):
-            now = time.monotonic()
-            until = now + (end - now) / (len(programs) - place)
-            found.append(self._fitting([program], [graph], budget, until))
+            found.append(self._fitting([program], [graph], budget, next_end(end, len(programs) - place)))
         slowest = max(found, key=lambda each: each.outcome.cost)
         return [each.schedules for each in found], _facts(slowest, time.monotonic() - begin)
 
@@ -180,17 +174,19 @@ class Recompute(Pass):
         if least <= budget:
             outcome = whole.outcome(whole.plain)
             return FoundSchedules(whole.plain, outcome, self.method, outcome.cost, True)
-        tried = budget
-        for _ in range(_MOST_TRIES):
-            now = time.monotonic()
-            found = solve_tree(whole, tried, self.method, now + (end - now) * _TRY_SHARE)
-            held = max(_peak_after(graph, found.schedules) for graph in graphs)
-            if held <= budget:
-                return found
-            least = min(least, held)
-            if found.outcome.peak > tried:
-                break
-            tried -= held - budget
+
+        def search(asked: int, seconds: float) -> tuple[FoundSchedules, bool]:
+            solved = solve_tree(whole, asked, self.method, time.monotonic() + seconds)
+            return solved, solved.outcome.peak <= asked
+
+        def held_by(found: FoundSchedules) -> int:
+            return max(_peak_after(graph, found.schedules) for graph in graphs)
+
+        tried = search_within(budget, end, search, held_by)
+        found, held = tried
+        if found is not None:
+            return found
+        least = min(least, held)
         raise RecomputeError(
             f"no schedule was found after which ranks hold at most {budget:,} bytes ({bytes_text(budget)})",
             notes=(f"the least that was found holds {least:,} bytes ({bytes_text(least)})",),
