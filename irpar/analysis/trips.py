@@ -7,8 +7,8 @@ metadata of the module; `zero` and `simplify-collectives` read it.
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from irpar.analysis.training_facts import facts_of, metadata_of
 from irpar.ir import Module
-from irpar.output.training_facts import facts_of, metadata_of
 from irpar.units import bytes_text
 
 from .cost.network_lookup import network_of

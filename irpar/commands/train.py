@@ -317,7 +317,7 @@ def _with_shares(read: Read, settings: "Settings", asked: Asked) -> Read:
     Raises:
         IrparError: ranks hold all of it.
     """
-    from irpar.output.training_facts import facts_of
+    from irpar.analysis.training_facts import facts_of
 
     graph = read.module.graph
     facts = facts_of(read.module.metadata)
@@ -368,7 +368,7 @@ def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":
 
 def _led(file: "ShardingsFile", module: "Module") -> "ShardingsFile":
     """With a dim that counts micro-batches in the entries of inputs that have it: files are written for a batch."""
-    from irpar.output.training_facts import facts_of
+    from irpar.analysis.training_facts import facts_of
     from irpar.training.micro_batches import stacked_inputs
 
     _, names = stacked_inputs(facts_of(module.metadata))
@@ -384,7 +384,7 @@ def _led(file: "ShardingsFile", module: "Module") -> "ShardingsFile":
 
 def _shard_samples(module: "Module", how: str) -> int:
     """Annotate the inputs that are samples; returns how many."""
-    from irpar.output.training_facts import facts_of
+    from irpar.analysis.training_facts import facts_of
     from irpar.training.micro_batches import stacked_inputs
 
     facts = facts_of(module.metadata)
@@ -413,8 +413,8 @@ def _write_model(maker: _Maker, asked: Asked, mesh: "Mesh | None") -> None:
     """Write the step of one device as one model."""
     import shlex
 
+    from irpar.analysis.training_facts import facts_of
     from irpar.onnx_io import save
-    from irpar.output.training_facts import facts_of
     from irpar.tables.display import output, print_json
 
     out = asked.out

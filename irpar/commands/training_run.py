@@ -15,8 +15,8 @@ from .input_values import given_inputs
 from .progress_report import ProgressReport
 
 if TYPE_CHECKING:
+    from irpar.analysis.training_facts import TrainingFacts
     from irpar.api import Partition
-    from irpar.output.training_facts import TrainingFacts
     from irpar.training.loop import LoopOptions, Step, Summary
 
 

@@ -17,6 +17,7 @@ from irpar.analysis.memory.liveness import Uses, constant_bytes, memories_of, pe
 from irpar.analysis.opening import with_calls_opened
 from irpar.analysis.redistribution.held import settled_annotations
 from irpar.analysis.segments import segment_entries
+from irpar.analysis.training_facts import facts_of
 from irpar.analysis.types.control_flow import runs
 from irpar.files.atomic import left_aside, notes_on_aside
 from irpar.files.regular_file import open_file, read_text
@@ -49,7 +50,6 @@ from .plan_record import Plan as Plan
 from .plan_schema import misfit
 from .prediction import predict
 from .target import MODEL_FILE
-from .training_facts import facts_of
 
 LEAST_NAMED_BYTES = 1024
 """Smaller replicated values are not listed."""

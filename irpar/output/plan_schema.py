@@ -6,9 +6,8 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from msgspec import Meta
 
+from irpar.analysis.training_facts import TrainingFacts
 from irpar.files.records import MisfitError, fields_of, options_of, read_record, type_at, value_at
-
-from .training_facts import TrainingFacts
 
 Count = Annotated[int, Meta(ge=0)]
 """A number of things, of bytes, of FLOPs."""

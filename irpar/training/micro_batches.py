@@ -8,7 +8,7 @@ import numpy as np
 from irpar.errors import IrparError
 
 if TYPE_CHECKING:
-    from irpar.output.training_facts import TrainingFacts
+    from irpar.analysis.training_facts import TrainingFacts
 
 Array = np.ndarray[Any, Any]
 Entry = Mapping[str, Any]

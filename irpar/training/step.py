@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from irpar.analysis.training_facts import MicroBatchFacts, TrainingFacts, metadata_of
 from irpar.errors import IrparError, listed
 from irpar.ir import DType, Graph, Module, TensorType, Value
 from irpar.ir.state import LOSS
-from irpar.output.training_facts import MicroBatchFacts, TrainingFacts, metadata_of
 from irpar.sharding import option, spelled
 from irpar.units import count_text
 

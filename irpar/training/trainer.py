@@ -23,7 +23,7 @@ from .micro_batches import SAMPLE_COUNT, BatchSizeError, stacked, stacked_inputs
 from .schedule import Schedule
 
 if TYPE_CHECKING:
-    from irpar.output.training_facts import TrainingFacts
+    from irpar.analysis.training_facts import TrainingFacts
     from irpar.runtime.executor import Executor
 
 _AT_ONCE = 32

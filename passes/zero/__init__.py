@@ -8,11 +8,11 @@ from irpar.analysis.completion.flow import require_global
 from irpar.analysis.gathers import Gathers, layers_of, say_gathers
 from irpar.analysis.optimizer_parallel import optimizer_parallel_said
 from irpar.analysis.redistribution import bytes_held
+from irpar.analysis.training_facts import ZeroFacts, ZeroParameter, facts_of, metadata_of
 from irpar.errors import IrparError, listed, nearest_names
 from irpar.ir import Module, Value
 from irpar.ir.annotate import annotate_further
 from irpar.ir.state import OPTIMIZER_KINDS
-from irpar.output.training_facts import ZeroFacts, ZeroParameter, facts_of, metadata_of
 from irpar.pass_manager import Pass, PassResult
 from irpar.passes.autodiff import GRAD
 from irpar.sharding import Axis, Mesh, Sharding, ShardingError, are_disjoint, spelled

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from irpar.analysis.kernel_fusion import Stretch, stand_ins
+from irpar.analysis.training_facts import facts_of
 from irpar.ir import Node, parse_module
-from irpar.output.training_facts import facts_of
 from irpar.runtime.executor import Executor
 from irpar.runtime.program import build_program
 from irpar.training.trainer import Trainer

@@ -9,8 +9,8 @@ import pytest
 
 import irpar
 from irpar import models
+from irpar.analysis.training_facts import facts_of
 from irpar.onnx_io import to_module
-from irpar.output.training_facts import facts_of
 from irpar.runtime.communication import Choice, Communication
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call

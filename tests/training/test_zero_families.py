@@ -10,10 +10,10 @@ import pytest
 
 import irpar
 from irpar import models
+from irpar.analysis.training_facts import facts_of
 from irpar.ir import Module, clone_module
 from irpar.onnx_io import to_module
 from irpar.output.checkpoint import Checkpoint
-from irpar.output.training_facts import facts_of
 from irpar.pass_manager.default_pipeline import with_zero
 from irpar.runtime.specs import input_specs
 from irpar.verification.inputs import random_inputs

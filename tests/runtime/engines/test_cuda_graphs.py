@@ -10,8 +10,8 @@ import pytest
 
 import irpar
 from irpar import models
+from irpar.analysis.training_facts import facts_of
 from irpar.onnx_io import to_module
-from irpar.output.training_facts import facts_of
 from irpar.runtime.engines import cupy as engine
 from irpar.runtime.engines.cuda_graphs import piece
 from irpar.runtime.engines.cuda_graphs.lent_places import LentPlaces

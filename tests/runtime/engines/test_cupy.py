@@ -11,9 +11,9 @@ from onnx import TensorProto, helper
 import irpar
 from irpar import models
 from irpar.analysis.memory.replaced import written_over
+from irpar.analysis.training_facts import facts_of
 from irpar.ir import Value
 from irpar.onnx_io import to_module
-from irpar.output.training_facts import facts_of
 from irpar.runtime.engines import cuda
 from irpar.runtime.engines import cupy as cupy_engine
 from irpar.runtime.engines.base import default_engine
