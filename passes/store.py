@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from irpar.analysis.cost.network_lookup import network_of
@@ -13,14 +13,15 @@ from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.storage.auto import SECONDS, FoundMoves, solve
 from irpar.analysis.storage.bodies import BodyMoves, LoopBody, let_bodies_make, loop_bodies, places_of, without_bodies
 from irpar.analysis.storage.gaps import Gaps, Room
-from irpar.analysis.storage.items import MovableValue, item_in, items_of
+from irpar.analysis.storage.items import MovableValue, items_of
 from irpar.analysis.storage.moves import Move, Wish, moves_by_hand, pinned_by_hand
 from irpar.analysis.storage.rewriting import write_moves
-from irpar.analysis.storage.steps import Steps, steps_of_layers, steps_of_reads
+from irpar.analysis.storage.steps import steps_of_layers, steps_of_reads
 from irpar.analysis.storage.timeline import Rates, Timeline, seconds_of_steps, timeline
+from irpar.analysis.storage.written import Written, held_after, with_bodies
 from irpar.analysis.store_said import PATH
 from irpar.analysis.types.control_flow import assumed_trips
-from irpar.ir import Graph, Memory, Module, Value
+from irpar.ir import Graph, Memory, Module
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
@@ -40,50 +41,6 @@ _ZERO = {
 
 class StoreError(IrparError):
     """What cannot lie where it is asked to."""
-
-
-@dataclass
-class Moved:
-    """What does not stay on the device.
-
-    Attributes:
-        memory: where it lies.
-        nbytes: its size.
-        brought, sent: bytes that go to the device and come from there in a run.
-    """
-
-    memory: Memory
-    nbytes: int
-    brought: int = 0
-    sent: int = 0
-
-
-@dataclass(frozen=True)
-class Written:
-    """What was done to a program.
-
-    Attributes:
-        moves: what comes and goes.
-        timeline: how long that takes, by the network, with what bodies do.
-        bodies: what comes and goes in bodies of loops.
-        alike: what a program has in common with those that need no search of their own; None: nothing was searched.
-    """
-
-    moves: tuple[Move, ...]
-    timeline: Timeline
-    bodies: tuple[BodyMoves, ...] = ()
-    alike: object = None
-
-    def moved(self) -> list[Moved]:
-        """What does not stay on the device: what bodies bring from the program around them lies where that says."""
-        found: dict[Value, Moved] = {}
-        inside = ((move, each.body.trips) for each in self.bodies for move in each.moves)
-        for move, times in (*((move, 1) for move in self.moves), *inside):
-            nbytes = move.item.nbytes
-            one = found.setdefault(move.item.value, Moved(move.memory, nbytes))
-            one.brought += times * move.to_device * nbytes
-            one.sent += times * move.from_device * nbytes
-        return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -247,12 +204,12 @@ class Store(Pass):
             items = items_of(graph, self._least)
         steps = steps_of_layers(graph, items)
         bodies = list(loop_bodies(graph, items, self._least, by_layers=True))
-        inside = [_in_body(body, body.moves_by_hand(wish, pinned), costs, rates) for body in bodies]
+        inside = [body.timed(body.moves_by_hand(wish, pinned), costs.of_node, rates) for body in bodies]
         items = without_bodies(items, graph, inside)
         steps = steps.with_loops(places_of(graph, inside))
         moves = tuple(moves_by_hand(items, steps, wish, pinned))
         taken = timeline(moves, steps, seconds_of_steps(graph, steps, costs.of_node), rates)
-        written = Written(moves, _with_bodies(taken, inside), tuple(inside))
+        written = Written(moves, with_bodies(taken, inside), tuple(inside))
         self._check_room(written)
         for each in inside:
             each.body.write(each.moves)
@@ -282,7 +239,7 @@ class Store(Pass):
             if same.alike == alike:
                 by_shape = {_shape(item): item for item in items}
                 moves = tuple(replace(move, item=by_shape[_shape(move.item)]) for move in same.moves)
-                if _held_after(graph, steps, moves) <= limit:
+                if held_after(graph, steps, moves) <= limit:
                     write_moves(graph, steps, moves)
                     return Written(moves, same.timeline, tuple(inside), alike)
 
@@ -291,13 +248,13 @@ class Store(Pass):
             return solved, solved.fits
 
         def held_by(found: FoundMoves) -> int:
-            return _held_after(graph, steps, found.moves)
+            return held_after(graph, steps, found.moves)
 
         tried = search_within(limit, end, search, held_by)
         found, least = tried
         if found is None:
             raise self._too_much(min(least, before), limit, "let more kinds of things move, or recompute or shard")
-        written = Written(found.moves, _with_bodies(found.timeline, inside), tuple(inside), alike)
+        written = Written(found.moves, with_bodies(found.timeline, inside), tuple(inside), alike)
         self._check_room(written)
         write_moves(graph, steps, found.moves)
         return written
@@ -314,7 +271,7 @@ class Store(Pass):
             steps = steps_of_reads(trial, items)
             seconds = seconds_of_steps(trial, steps, costs.of_node)
             solved = solve(trial, items, steps, seconds, rates, self._room(limit, inside), 0)
-            held = _held_after(trial, steps, solved.moves)
+            held = held_after(trial, steps, solved.moves)
             if held <= limit:
                 return spare
             spare += held - limit
@@ -336,8 +293,8 @@ class Store(Pass):
             own = peak(body.graph).total_bytes + body.captured_bytes(room.memory)
             left = replace(self._room(limit, found), limit=limit - (held - own))
             until = next_end(end, len(bodies) - number + 1)
-            moves = self._found_in_body(body, _seconds_of_trip(body, costs), rates, left, until)
-            found.append(_in_body(body, moves, costs, rates))
+            moves = self._found_in_body(body, body.seconds(costs.of_node), rates, left, until)
+            found.append(body.timed(moves, costs.of_node, rates))
             body.write(moves)
         return found
 
@@ -415,32 +372,6 @@ def _trips_of(item: MovableValue, graph: Graph) -> int:
     """How often bodies would bring an item."""
     holders = {holder_in(user, graph) for user in item.value.users}
     return sum(assumed_trips(holder) for holder in holders if holder.holds_graphs and item.value not in holder.inputs)
-
-
-def _in_body(body: LoopBody, moves: Sequence[Move], costs: Costs, rates: Rates) -> BodyMoves:
-    one = timeline(moves, body.steps, _seconds_of_trip(body, costs), rates)
-    return BodyMoves(body, tuple(moves), Timeline(*(body.trips * each for each in astuple(one))))
-
-
-def _seconds_of_trip(body: LoopBody, costs: Costs) -> list[float]:
-    return [each / max(body.trips, 1) for each in seconds_of_steps(body.graph, body.steps, costs.of_node)]
-
-
-def _with_bodies(taken: Timeline, inside: Sequence[BodyMoves]) -> Timeline:
-    """What a program takes, of which the nodes of bodies are part already."""
-    copying, exposed = (
-        sum(getattr(each, name) for each in (taken, *(one.timeline for one in inside)))
-        for name in ("copying", "exposed")
-    )
-    return Timeline(taken.compute, copying, exposed)
-
-
-def _held_after(graph: Graph, steps: Steps, moves: Sequence[Move]) -> int:
-    """What a program holds on the device with moves, by its own liveness."""
-    trial = clone_graph(graph)
-    there = [replace(move, item=item_in(trial, move.item)) for move in moves]
-    write_moves(trial, steps, there)
-    return peak(trial).total_bytes
 
 
 def _shape(item: MovableValue) -> tuple[object, ...]:

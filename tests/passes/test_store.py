@@ -284,7 +284,7 @@ def test_seconds_are_those_of_all_tries_together(monkeypatch: pytest.MonkeyPatch
         return solve(*arguments[:-1], 0)
 
     monkeypatch.setattr("irpar.passes.store.solve", search)
-    monkeypatch.setattr("irpar.passes.store._held_after", lambda *_: 10**9)
+    monkeypatch.setattr("irpar.passes.store.held_after", lambda *_: 10**9)
     module = layers(6, 128)
     with pytest.raises(IrparError, match="a rank holds"):
         run_pipeline(f"store{{auto=true, limit-gb={peak_bytes(module) * 0.9e-9}, seconds=3}}", module)

@@ -8,7 +8,7 @@ back within a trip, too. A loop that stands in another one, or in a branch, is a
 """
 
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from irpar.analysis.layers.find import holder_in
 from irpar.analysis.looping import LOOPS
@@ -22,11 +22,11 @@ from irpar.ops.bodies import has_open_bodies
 from irpar.ops.coords import root_of
 from irpar.ops.memory_copies import node_place
 
-from .items import MovableValue, item_in, items_of, reads_of
-from .moves import Move, Wish, moves_by_hand
+from .items import MovableValue, items_of, reads_of
+from .moves import Move, Wish, moves_by_hand, moves_in
 from .rewriting import write_moves
 from .steps import Steps, steps_of_layers, steps_of_reads
-from .timeline import Timeline
+from .timeline import CostOf, Rates, Timeline, seconds_of_steps, timeline
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,18 @@ class LoopBody:
         trial = clone_graph(program)
         node = next(node for number, node in enumerate(trial) if number == place)
         (body,) = node.nested_graphs()
-        write_moves(body, self.steps, [replace(move, item=item_in(trial, move.item)) for move in moves])
+        write_moves(body, self.steps, moves_in(trial, moves))
         brought = sum(item.nbytes for item in self.items if item.value in self.brings(moves))
         return peak(body).total_bytes + self.captured_bytes(kinds) - brought
+
+    def seconds(self, cost_of: CostOf) -> list[float]:
+        """What each step takes in one trip."""
+        return [each / max(self.trips, 1) for each in seconds_of_steps(self.graph, self.steps, cost_of)]
+
+    def timed(self, moves: Sequence[Move], cost_of: CostOf, rates: Rates) -> "BodyMoves":
+        """Moves, and how long they take."""
+        one = timeline(moves, self.steps, self.seconds(cost_of), rates)
+        return BodyMoves(self, tuple(moves), Timeline(*(self.trips * each for each in astuple(one))))
 
     def write(self, moves: Sequence[Move]) -> None:
         """Write moves into the body."""

@@ -1,12 +1,12 @@
 """When items come to the device and leave it: the decisions that are written into a program."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from irpar.ir import Memory, Value
+from irpar.ir import Graph, Memory, Value
 
-from .items import MovableValue
+from .items import MovableValue, item_in
 from .steps import Steps
 
 
@@ -75,6 +75,11 @@ class Wish:
     def moves(self, item: MovableValue) -> bool:
         """Whether an item is to lie elsewhere than on the device."""
         return self.memory.get(item.kind, "device") != "device"
+
+
+def moves_in(graph: Graph, moves: Iterable[Move]) -> list[Move]:
+    """The moves of a copy of their program."""
+    return [replace(move, item=item_in(graph, move.item)) for move in moves]
 
 
 def moves_by_hand(

@@ -14,6 +14,9 @@ from irpar.ir import Graph, Memory, Node
 from .moves import Move
 from .steps import Steps
 
+CostOf = Callable[[Node], int]
+"""Femtoseconds of a node."""
+
 _FEMTOSECOND = 1e-15
 
 
@@ -63,7 +66,7 @@ class Timeline:
     exposed: float
 
 
-def seconds_of_steps(graph: Graph, steps: Steps, cost: Callable[[Node], int]) -> "list[float]":
+def seconds_of_steps(graph: Graph, steps: Steps, cost: CostOf) -> "list[float]":
     """What each step computes for; `cost` in femtoseconds."""
     nodes = np.array([cost(node) for node in graph] or [0], np.float64)
     return [float(part) for part in np.add.reduceat(nodes, steps.firsts) * _FEMTOSECOND]
