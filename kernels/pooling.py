@@ -71,22 +71,13 @@ def average_pool(
         sums = windows.view(xp, wide, 0).sum(axis=windows.kernel_axes)
         return narrow(sums / _covered(xp, wide, windows, bool(count_include_pad)), x.dtype)
     y = contiguous_result(out, (*x.shape[:2], *windows.counts), x.dtype)
-    wide = _in_scratch("wide", x, compute_dtype(x.dtype))
+    wide = SCRATCH.in_dtype("wide", x, compute_dtype(x.dtype))
     sums = y if y.dtype == wide.dtype else SCRATCH.array("sums", y.shape, wide.dtype)
     np.sum(windows.over_padded(_padded(wide, windows)), axis=windows.kernel_axes, out=sums)
     np.divide(sums, _covered(xp, wide, windows, bool(count_include_pad)), out=sums)
     if sums is not y:
         np.copyto(y, sums, casting="unsafe")
     return y
-
-
-def _in_scratch(purpose: str, x: Array, dtype: "np.dtype[Any]") -> Array:
-    """An array in a dtype: itself, or a copy in `SCRATCH`."""
-    if x.dtype == dtype:
-        return x
-    found = SCRATCH.array(purpose, x.shape, dtype)
-    np.copyto(found, x, casting="unsafe")
-    return found
 
 
 def _padded(x: Array, windows: Windows) -> Array:

@@ -271,11 +271,9 @@ class _Rooms:
 
     def operand(self) -> Array:
         """The operand in the dtype that is computed in."""
-        if self._kind == self._x.dtype or not self._is_on_host:
+        if not self._is_on_host:
             return self._x.astype(self._kind, copy=False)
-        wide = SCRATCH.array("wide", self._x.shape, self._kind)
-        np.copyto(wide, self._x, casting="unsafe")
-        return wide
+        return SCRATCH.in_dtype("wide", self._x, self._kind)
 
     def result(self, number: int) -> Array | None:
         """For what one axis more makes of it."""

@@ -72,6 +72,14 @@ class Scratch(threading.local):
         found = self.array(purpose, tuple(x.shape[axis] for axis in order), x.dtype)
         return found.transpose([order.index(axis) for axis in range(x.ndim)])
 
+    def in_dtype(self, purpose: str, x: Any, dtype: "np.dtype[Any]") -> Any:
+        """An array in a dtype: itself, or a copy here."""
+        if x.dtype == dtype:
+            return x
+        found = self.array(purpose, x.shape, dtype)
+        np.copyto(found, x, casting="unsafe")
+        return found
+
     def _from_lent(self, purpose: str, nbytes: int) -> Bytes | None:
         """The next piece of what was lent, where it is long enough."""
         assert self._lent is not None
