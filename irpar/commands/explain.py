@@ -11,6 +11,7 @@ from rich.text import Text
 
 from irpar.output.entries import known_times, over_text
 from irpar.output.tables import (
+    ELSEWHERE,
     copies_table,
     functions_table,
     headline,
@@ -187,8 +188,8 @@ def _explain_all(plan: "Plan", as_json: bool) -> None:
 
 def _held(plan: "Plan") -> str:
     """Where what a rank holds lies at the most."""
-    fields = (("peak_bytes", "on the device"), ("host_bytes", "on the host"), ("disk_bytes", "on disk"))
-    most = {where: max(rank.get(field, 0) for rank in plan.ranks) for field, where in fields}
+    fields = {"on the device": "peak_bytes", **ELSEWHERE}
+    most = {where: max(rank.get(field, 0) for rank in plan.ranks) for where, field in fields.items()}
     return "a rank holds at most " + ", ".join(f"{bytes_text(size)} {where}" for where, size in most.items() if size)
 
 

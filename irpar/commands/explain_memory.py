@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from irpar.output.tables import memories_table, pattern
+from irpar.output.tables import ELSEWHERE, memories_table, pattern
 from irpar.sharding import IrparError
 from irpar.tables.display import output, print_json, shortened, table
 from irpar.units import bytes_text, count_text, sharding_text
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .explain_peak import PeakReport
 
 SUFFIX = ".svg"
-_ELSEWHERE = {"on the host": "host_bytes", "on disk": "disk_bytes"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def explain_memory(plan: "Plan", folder: Path, asked: MemoryReportOptions) -> No
 def _print(console: "Console", plan: "Plan", report: "PeakReport | None", missing: str, picture: Path | None) -> None:
     """Print the tables."""
     names = list(plan.ranks[0]["memory"])
-    elsewhere = {place: field for place, field in _ELSEWHERE.items() if any(field in entry for entry in plan.ranks)}
+    elsewhere = {place: field for place, field in ELSEWHERE.items() if any(field in entry for entry in plan.ranks)}
     right = [*names, "peak", *elsewhere]
     made = table("ranks", *right, right=right)
     for ranks, entry in _alike(plan.ranks):
@@ -126,7 +125,7 @@ def _alike(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str,
     """The ranks that hold the same, as a text, and what that is."""
     found: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
     for entry in entries:
-        elsewhere = (entry.get(field) for field in _ELSEWHERE.values())
+        elsewhere = (entry.get(field) for field in ELSEWHERE.values())
         found.setdefault((entry["peak_bytes"], *entry["memory"].values(), *elsewhere), []).append(entry)
     return [(_ranks_text([entry["rank"] for entry in same]), same[0]) for same in found.values()]
 

@@ -116,6 +116,10 @@ def memories_table(plan: "Plan") -> Any:
     return made
 
 
+ELSEWHERE = {"on the host": "host_bytes", "on disk": "disk_bytes"}
+"""Where a rank may hold something beside its device, and the field of its entry that says how much."""
+
+
 def on_memory(memory: str) -> str:
     """Where something is, in words."""
     return "on disk" if memory == "disk" else f"on the {memory}"
@@ -197,7 +201,7 @@ def cost_table(plan: "Plan") -> Any:
         rows.insert(0, ("state", state, _state_bytes(plan), bytes_text))
     if plan.training is None:  # Of a step the parameters are state; what is constant tells nothing of its size.
         rows.insert(0, ("weights", whole.get("weight_bytes"), max(p["weight_bytes"] for p in plan.parts), bytes_text))
-    for name, field in (("on the host", "host_bytes"), ("on disk", "disk_bytes")):
+    for name, field in ELSEWHERE.items():
         most = max(rank.get(field, 0) for rank in plan.ranks)
         if most:
             rows.append((name, None, most, bytes_text))
