@@ -57,6 +57,7 @@ class Signals:
     def __init__(self) -> None:
         self.code = 0
         self.ends = False
+        self._answered: list[signal.Signals] = []
 
     def leave_at_once(self) -> None:
         """From here on a signal ends the process where it is: nothing was begun, and imports may not be interrupted."""
@@ -66,6 +67,7 @@ class Signals:
         """From here on a signal raises `Stopped`: a command runs, after which the process ends."""
         self.ends = True
         self._install(self._stop)
+        sys.unraisablehook = self._unraisable
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -80,22 +82,34 @@ class Signals:
                 self._stop(came[0], None)
 
     def _install(self, handler: "signal._HANDLER") -> None:
-        for number in _ENDING:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, handler)
+        self._answered = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
+        for number in self._answered:
+            signal.signal(number, handler)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if _is_importing(frame):
-            # What an exception interrupts there aborts the process, or is lost: the signal comes again.
-            again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
-            again.daemon = True
-            again.start()
+            # What an exception interrupts there aborts the process, or is lost.
+            self._comes_again(number)
             return
         self.code = 128 + number
         for other in _ENDING:
             # Cleaning up is not interrupted, but by a second Ctrl-C.
             signal.signal(other, _leave if other == signal.SIGINT else signal.SIG_IGN)
         raise Stopped
+
+    def _comes_again(self, number: int) -> None:
+        again = threading.Timer(_SOON, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+
+    def _unraisable(self, lost: "sys.UnraisableHookArgs") -> None:
+        """What Python cannot raise where it happens, in a `__del__` say, it tells of; but a signal is to be heard."""
+        if not issubclass(lost.exc_type, Stopped):
+            sys.__unraisablehook__(lost)
+            return
+        for number in self._answered:
+            signal.signal(number, self._stop)
+        self._comes_again(self.code - 128)
 
 
 SIGNALS = Signals()

@@ -164,6 +164,32 @@ def test_a_signal_at_any_moment_is_quiet(base, milliseconds, number):
         assert err.strip() == b""
 
 
+WHERE_NOTHING_IS_RAISED = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what runs in the background ignore it
+from irpar.process import SIGNALS, Stopped
+SIGNALS.clean_up()
+
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(0.001)
+
+try:
+    del [Dying()][0]
+    time.sleep(60)
+except Stopped:
+    sys.exit(SIGNALS.code)
+"""
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_signal_where_python_cannot_raise_comes_again(number):
+    words = [sys.executable, "-c", WHERE_NOTHING_IS_RAISED, str(int(number))]
+    done = subprocess.run(words, capture_output=True, timeout=patient(30))
+    assert (done.returncode, done.stderr) == (ENDINGS[number], b"")
+
+
 AT_IMPORT = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what runs in the background ignore it
