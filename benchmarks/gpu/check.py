@@ -2,6 +2,7 @@
 
     python benchmarks/gpu/check.py                    all parts; the report goes to benchmarks/results
     python benchmarks/gpu/check.py --only kernels     one part (kernels, families, memory, ranks, ...)
+    python benchmarks/gpu/check.py --only memory --list    and what holds memory when most of it is held
 
 It writes gpu_check.json and gpu_check.md; see benchmarks/gpu/README.md for what is checked. irpar must be importable,
 installed or from a folder of links as `make view` makes it. Exit code 1 where a check failed, 2 where there is nothing
@@ -86,6 +87,7 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", metavar="FOLDER", type=Path, default=RESULTS, help="for the report (%(default)s)")
     parser.add_argument("--engine", default="cupy", help="for development: numpy needs no GPU")
     parser.add_argument("--group", help="what joins ranks that are processes (nccl, or processes without a GPU)")
+    parser.add_argument("--list", action="store_true", help="memory: which functions asked for what is held at most")
     for name in ("--part", "--shard", "--rank-work"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     for name in ("--result", "--scratch"):
@@ -163,7 +165,7 @@ def _shard(name: str, shard: int, options: argparse.Namespace, scratch: Path) ->
     result, log = folder / "result.json", folder / "log.txt"
     words = [sys.executable, str(Path(__file__).resolve()), "--part", name, "--shard", f"{shard}/{part.shards}"]
     words += ["--result", str(result), "--scratch", str(folder), "--seconds", str(seconds)]
-    words += ["--engine", options.engine, "--group", options.group]
+    words += ["--engine", options.engine, "--group", options.group, *(["--list"] if options.list else [])]
     with log.open("wb") as stream:
         process = subprocess.Popen(words, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -199,7 +201,7 @@ def _run_part(options: argparse.Namespace) -> int:
 
     shard, _, shards = options.shard.partition("/")
     deadline = time.monotonic() + options.seconds
-    context = Context(options.engine, options.group, deadline, options.scratch, int(shard), int(shards))
+    context = Context(options.engine, options.group, deadline, options.scratch, int(shard), int(shards), options.list)
     try:
         found = _module(options.part).run(context)
     except Exception as error:

@@ -21,6 +21,7 @@ class Context:
         scratch: a folder of its own.
         shard: its number among the processes that share the part.
         shards: how many share it.
+        lists: whether to list what makes up what was measured, where the part can.
     """
 
     engine: str
@@ -29,6 +30,7 @@ class Context:
     scratch: Path
     shard: int = 0
     shards: int = 1
+    lists: bool = False
 
     @property
     def is_late(self) -> bool:

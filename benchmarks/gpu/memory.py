@@ -2,7 +2,7 @@
 
 import gc
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,13 @@ from irpar.kernels.cuda import cublas_lt
 from irpar.onnx_io import to_module
 from irpar.verification.inputs import random_inputs
 
+from . import held_blocks
 from .findings import Context, Findings, markdown_table, problem_text
 
 MOST_BEYOND = 1 << 20
 """Bytes that may be allocated beyond the plan."""
+LISTED = 25
+"""Rows of a listing."""
 RUNS = 3
 """Of each program. The first does not count: it cannot write over the state that it begins with."""
 SIZES: dict[str, dict[str, Any]] = {
@@ -68,6 +71,8 @@ def run(context: Context) -> Findings:
             break
         try:
             row = found.figures["programs"][program.name] = _measured(program, context)
+            if listed := row.pop("held"):
+                found.figures.setdefault("held", {})[program.name] = listed
             beyond = row["allocated"] - row["plan"] - MOST_BEYOND
             problem = f"{row['allocated']:,} bytes, {row['plan']:,} are planned" if beyond > 0 else None
         except Exception as error:
@@ -95,7 +100,17 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
         "`reserved`: what CuPy's pool holds of the device afterwards, free blocks among it.",
         "",
         *markdown_table((*header, "beyond", "workspace", "reserved"), rows),
+        *(line for name, listed in figures.get("held", {}).items() for line in _listing(name, listed)),
     ]
+
+
+def _listing(name: str, listed: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a program held when it held most."""
+    header = ("bytes", "blocks", "functions that asked, the innermost first", "largest", "its node")
+    rows = [
+        (f"{row['bytes']:,}", row["blocks"], row["functions"], f"{row['largest']:,}", row["node"]) for row in listed
+    ]
+    return ["", f"{name}, at the most:", "", *markdown_table(header, rows)]
 
 
 # -- what is run ------------------------------------------------------------------------------------------------------
@@ -136,11 +151,11 @@ def _drawn(partition: irpar.Partition, executor: Any) -> dict[str, Any]:
 # -- what is measured -------------------------------------------------------------------------------------------------
 
 
-def _measured(program: Program, context: Context) -> dict[str, int]:
+def _measured(program: Program, context: Context) -> dict[str, Any]:
     with program.make() as partition:
         (rank,), (part,) = partition.plan.ranks, partition.plan.parts
         measure = _on_device if context.engine == "cupy" else _on_host
-        allocated, workspace, reserved = measure(program, partition, context)
+        allocated, workspace, reserved, held = measure(program, partition, context)
         weights = part["weight_bytes"]
         return {
             "weights": weights,
@@ -149,11 +164,15 @@ def _measured(program: Program, context: Context) -> dict[str, int]:
             "allocated": allocated,
             "workspace": workspace,
             "reserved": reserved,
+            "held": held,
         }
 
 
-def _on_device(program: Program, partition: irpar.Partition, context: Context) -> tuple[int, int, int]:
-    """What CuPy's pool has given out at most, workspaces apart; what these take; and what the pool then holds."""
+Measured = tuple[int, int, int, list[dict[str, Any]]]
+
+
+def _on_device(program: Program, partition: irpar.Partition, context: Context) -> Measured:
+    """What CuPy's pool gave out at most, workspaces apart; what these take; what the pool then holds; the listing."""
     import cupy
 
     gc.collect()
@@ -170,28 +189,41 @@ def _on_device(program: Program, partition: irpar.Partition, context: Context) -
 
         name = "irpar-memory-check"
         most = 0
+        held = held_blocks.HeldBlocks(pool.used_bytes) if context.lists else None
 
-        def malloc_postprocess(self, **_: int) -> None:
+        def begin(self) -> None:
+            self.most = pool.used_bytes()
+            if self.held is not None:
+                self.held.begin()
+
+        def malloc_postprocess(self, *, pmem_id: int, **_: int) -> None:
             self.most = max(self.most, pool.used_bytes())
+            if self.held is not None:
+                self.held.given(pmem_id)
+
+        def free_postprocess(self, *, pmem_id: int, **_: int) -> None:
+            if self.held is not None:
+                self.held.taken_back(pmem_id)
 
     # By NCCL the state that stays with a rank from step to step stays on its device.
     group = context.group if partition.plan.state else "threads"
     with Watch() as watch, partition.executor(context.engine, group) as executor:
         for number, _ in enumerate(program.runs(partition, executor)):
             if number == 0:
-                watch.most = pool.used_bytes()
+                watch.begin()
         workspace = cublas_lt.workspace_bytes() - before
-        return watch.most - begin - workspace, workspace, pool.total_bytes()
+        listed = [] if watch.held is None else held_blocks.rows(watch.held.at_most, LISTED)
+        return watch.most - begin - workspace, workspace, pool.total_bytes(), listed
 
 
-def _on_host(program: Program, partition: irpar.Partition, context: Context) -> tuple[int, int, int]:
+def _on_host(program: Program, partition: irpar.Partition, context: Context) -> Measured:
     """The same without a device, for development: what NumPy allocates, and Python, for runs."""
     (part,) = partition.plan.parts
     with partition.executor(context.engine) as executor, _traced():
         for number, _ in enumerate(program.runs(partition, executor)):
             if number == 0:
                 tracemalloc.reset_peak()
-        return tracemalloc.get_traced_memory()[1] + part["weight_bytes"], 0, 0
+        return tracemalloc.get_traced_memory()[1] + part["weight_bytes"], 0, 0, []
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,10 @@ from benchmarks.gpu import (
     report,
 )
 from benchmarks.gpu.findings import MOST_FAILURES, Context, Findings, merged
+from benchmarks.gpu.held_blocks import HeldBlocks, rows
 from benchmarks.gpu.trials import Call, Trial
 from irpar import kernels
+from irpar.ir import Node, parse_module
 from irpar.kernels.cuda import cublas_lt
 from irpar.runtime.groups import GROUPS, ThreadGroup
 from irpar.runtime.groups import Call as RankCall
@@ -228,8 +230,44 @@ def test_pools_are_watched(context: Context, monkeypatch: pytest.MonkeyPatch) ->
 
     mlp = next(one for one in memory.programs() if one.name == "mlp, inference")
     with mlp.make() as partition:
-        assert memory._on_device(replace(mlp, runs=runs), partition, context) == (2048 - 512 - 256, 256, 8192)
+        assert memory._on_device(replace(mlp, runs=runs), partition, context) == (2048 - 512 - 256, 256, 8192, [])
     assert hooks == []
+
+
+def test_what_is_held_at_the_most_is_listed() -> None:
+    node = parse_module('graph @g(%x: f32[4]) -> (%y) opset 18 {\n  %y = Relu(%x) : f32[4] from "/act"\n}').graph.last
+    used = 100
+    held = HeldBlocks(lambda: used)
+
+    def change(block: int, nbytes: int) -> None:
+        """As CuPy's pools tell of their blocks; one that takes its memory from another tells of that too."""
+        nonlocal used
+        used += nbytes
+        if nbytes < 0:
+            held.taken_back(block)
+        else:
+            held.given(block)
+
+    of_irpar: Any = FunctionType(_at_a_node.__code__, {"__name__": "irpar.some.module", "change": change})
+    for block, nbytes in ((1, 1000), (2, 1000), (3, 0), (4, 500), (1, -1000), (5, 700)):
+        of_irpar(node, block, nbytes)
+    assert held.most == 100 + 2500
+    (row,) = rows(held.at_most, 5)
+    assert row == {
+        "bytes": 2500,
+        "blocks": 3,
+        "functions": "some.module._at_a_node",
+        "largest": 1000,
+        "node": "Relu /act",
+    }
+    held.begin()
+    assert (held.most, len(held.at_most)) == (100 + 2200, 3)
+    lines = memory.lines({"programs": {}, "held": {"mlp, inference": [row]}})
+    assert "| 2,500 | 3 | some.module._at_a_node | 1,000 | Relu /act |" in lines
+
+
+def _at_a_node(node: Node, block: int, nbytes: int) -> None:
+    change(block, nbytes)  # type: ignore[name-defined]  # noqa: F821  # It is what the caller says.
 
 
 # -- ranks ------------------------------------------------------------------------------------------------------------
