@@ -40,14 +40,19 @@ def default_pipeline(
     Raises:
         IrparError: what it says does not fit the mesh.
     """
-    zero = zero or _zero_said(module)
+    zero = zero or zero_said(module)
     store = store or _store_said(module)
     placed = _place_said(module) if place is None else place or None
     asked: tuple[Pass | None, ...] = (*_recompute_said(module), recompute, placed, store)
     return composed(zero, [each for each in asked if each is not None])
 
 
-def _zero_said(module: Module) -> "Zero | None":
+def zero_said(module: Module) -> "Zero | None":
+    """The pass `zero` as a module with a mesh says it; None where it says nothing of it, or groups are of one rank.
+
+    Raises:
+        IrparError: what it says does not fit the mesh.
+    """
     said = optimizer_parallel_said(module)
     axes = said.axes_on(module.mesh) if said.stage else ()
     if not axes:

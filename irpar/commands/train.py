@@ -275,9 +275,9 @@ class _Maker:
         from irpar.sharding import Mesh
 
         mesh = mesh or Mesh({ONE: 1})
-        of_model, of_step = _apart(file)
+        of_model, of_step = _of_model_and_step(file)
         module, count = self.plain(mesh, of_model)
-        _led(of_step, module).annotate(module)
+        _with_dim_of_micro_batches(of_step, module).annotate(module)
         assert self._module is not None
         count += file.entries + _shard_samples(module, self.dataset_sharding)
         return Read(module, count, source_files(self._module), self.notes)
@@ -293,8 +293,9 @@ def _zero(given: Mapping[str, Any]) -> "ZeroPass | None":
         known = signature(train_command).parameters
         for option in _ZERO_OPTIONS:
             if given[option] != known[option].default:
+                no = "no-" if given[option] is False else ""
                 raise IrparError(
-                    f"--{option.replace('_', '-')} without --zero", do="add --zero 1, 2 or 3, or leave it out"
+                    f"--{no}{option.replace('_', '-')} without --zero", do="add --zero 1, 2 or 3, or leave it out"
                 )
         return None
     from irpar.passes.zero import Zero as ZeroPass
@@ -312,25 +313,29 @@ def _zero(given: Mapping[str, Any]) -> "ZeroPass | None":
 
 
 def _with_shares(read: Read, settings: "Settings", asked: Asked) -> Read:
-    """A step, if what it was asked to send once or in each micro-batch is a share of anything.
+    """A step, if ranks hold shares of what it was asked to send once or in each micro-batch.
 
     Raises:
         IrparError: ranks hold all of it.
     """
     from irpar.analysis.training_facts import facts_of
+    from irpar.module_pipeline import zero_said
 
+    if asked.pipeline is not None:
+        return read  # What its passes shard is known once they have run.
     graph = read.module.graph
     facts = facts_of(read.module.metadata)
     samples = {value for value in graph.inputs if facts is not None and value.source_name in facts["inputs"]}
     axes = {axis.name for value in samples for axis in _axes(value)}
     is_annotated = any(axis.name in axes for value in graph.states for axis in _axes(value))
-    stage = 0 if asked.zero_pass is None else asked.zero_pass.stage
+    zero_pass = asked.zero_pass or zero_said(read.module)
+    stage = 0 if zero_pass is None else zero_pass.stage
     for name, what, is_shared, zero in (
         ("reduce_gradients", "gradients of which ranks hold shares", stage >= 1 or is_annotated, "--zero 2"),
         ("gather_parameters", "parameters that --zero 3 shards", stage == 3, "--zero 3"),
     ):
         when = getattr(settings, name)
-        if when != "auto" and not is_shared and asked.pipeline is None:
+        if when != "auto" and not is_shared:
             raise IrparError(
                 f"--{name.replace('_', '-')} {when} is about {what}, and there are none",
                 do=f"add {zero}, or leave it out",
@@ -357,7 +362,7 @@ def _memory_limit(given: Mapping[str, Any]) -> int | None:
     return max(1, int(limit * 10**9))
 
 
-def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":
+def _of_model_and_step(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":
     """The entries that name tensors which a step adds (`w.m`, `grad.w`, `target`), apart from those of the model."""
     from irpar.training.names import is_added
 
@@ -366,8 +371,8 @@ def _apart(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":
     return replace(file, tensors=own), replace(file, tensors=added, others=(), ops=(), layout=None)
 
 
-def _led(file: "ShardingsFile", module: "Module") -> "ShardingsFile":
-    """With a dim that counts micro-batches in the entries of inputs that have it: files are written for a batch."""
+def _with_dim_of_micro_batches(file: "ShardingsFile", module: "Module") -> "ShardingsFile":
+    """A file, written for a batch, with a dim that counts micro-batches in the entries of inputs that have it."""
     from irpar.analysis.training_facts import facts_of
     from irpar.training.micro_batches import stacked_inputs
 
@@ -383,13 +388,17 @@ def _led(file: "ShardingsFile", module: "Module") -> "ShardingsFile":
 
 
 def _shard_samples(module: "Module", how: str) -> int:
-    """Annotate the inputs that are samples; returns how many."""
+    """Annotate the inputs that are samples, but for "inputs": these say it themselves; returns how many.
+
+    Raises:
+        IrparError: an annotation says it already.
+    """
     from irpar.analysis.training_facts import facts_of
     from irpar.training.micro_batches import stacked_inputs
 
     facts = facts_of(module.metadata)
     assert facts is not None
-    _, led = stacked_inputs(facts)
+    _, stacked = stacked_inputs(facts)
     axes = list(module.mesh.axes)
     named = {value.source_name: value for value in module.graph.inputs}
     names = facts["inputs"] if how != "inputs" else ()
@@ -402,7 +411,7 @@ def _shard_samples(module: "Module", how: str) -> int:
                 do="leave out one of the two",
             )
         spec: list[Any] = [None] * rank
-        place = int(name in led)
+        place = int(name in stacked)
         if how == "data_parallel" and rank > place:
             spec[place] = axes
         module.shard(name, spec)

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 import irpar
+from irpar.annotations.mindspore import hsdp
 from irpar.ir import clone_module
 from irpar.ir.text.files import parse_module
 from irpar.onnx_io import save
@@ -431,6 +432,19 @@ def test_shares_that_no_rank_holds_are_not_sent(network: Path, tmp_path: Path, c
         refused(capsys, "--gather-parameters step is about parameters that --zero 3 shards", *asked)
 
 
+def test_shares_that_the_model_itself_asks_for_are_shares(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    module = irpar.load(network)
+    hsdp(module, threshold=0, optimizer_level="level3")
+    save(module, tmp_path / "said.onnx")
+    gather = ("--gather-parameters", "micro-batch")
+    code, _, err = train(
+        capsys, tmp_path / "said.onnx", "--mesh", "dp=2", "--dataset-sharding", "data_parallel", *gather
+    )
+    assert code == 0, err
+    sent = json.loads((tmp_path / "out" / "plan.json").read_text())["collectives"]
+    assert any(entry["kind"] == "all_gather" and entry["times"] == COUNT for entry in sent)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_annotated", [True, False])
 def test_shares_of_gradients_are_reduced_in_trips(
@@ -615,7 +629,8 @@ def test_gathers_of_trips_that_would_lower_nothing_are_left_before_the_loop() ->
 
 
 def test_limits_of_memory_that_cannot_be(network: Path, tmp_path: Path, capsys: Capture) -> None:
-    for limit, out, said in ((0, "out", "--memory-limit-gb 0"), ("inf", "out", "inf"), (1, "one.onnx", "the order")):
+    shown = "--memory-limit-gb"
+    for limit, out, said in ((0, "out", f"{shown} 0"), ("inf", "out", f"{shown} inf"), (1, "one.onnx", "the order")):
         words = ["train", network, "-o", tmp_path / out, "--micro-batches", 2, "--memory-limit-gb", limit]
         refused(capsys, said, *words)
 

@@ -141,7 +141,7 @@ def test_mistakes(network: Path, tmp_path: Path, capsys: Capture) -> None:
     refused(capsys, "--zero-threshold-kb without --zero", *given, "--zero-threshold-kb", 1)
     refused(capsys, "--zero and --pipeline both say what runs", *given, "--zero", 1, "--pipeline", "dce")
     refused(capsys, "--zero-axes without --zero", *given, "--zero-axes", "ep")
-    refused(capsys, "--zero-regather without --zero", *given, "--no-zero-regather")
+    refused(capsys, "--no-zero-regather without --zero", *given, "--no-zero-regather")
     refused(capsys, "--zero-prefetch without --zero", *given, "--zero-prefetch", 2)
     refused(capsys, "a prefetch of -1 layers", *given, "--zero", 3, "--zero-prefetch", -1)
     refused(capsys, "zero has no axes", *given, "--zero", 1, "--zero-axes", ",")
