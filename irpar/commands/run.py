@@ -168,22 +168,7 @@ def run_command(
     rank 0 reads the inputs, writes the outputs and prints. Samples are read by each rank itself, as far as it computes
     with them.
     """
-    fields = {"learning_rate": lr, "kind": schedule, "warmup": warmup, "least": lr_end}
-    asked = TrainingRun(
-        data,
-        steps,
-        epochs,
-        checkpoint,
-        every,
-        keep,
-        resume,
-        {name: value for name, value in fields.items() if value is not None},
-        seed,
-        in_order,
-        metrics,
-        eval_data,
-        eval_every,
-    )
+    asked = TrainingRun.of(locals())
     asked.check(inputs, outputs)
 
     def work(partition: "Partition", options: dict[str, Any]) -> None:

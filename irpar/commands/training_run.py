@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,28 @@ if TYPE_CHECKING:
     from irpar.training.loop import LoopOptions, Step, Summary
 
 
+_SCHEDULE = {"learning_rate": "lr", "kind": "schedule", "warmup": "warmup", "least": "lr_end"}
+"""Fields of `Schedule`, and the arguments of the command that give them."""
+
+
 @dataclass(frozen=True)
 class TrainingRun:
-    """What `irpar run` is asked for about training."""
+    """What `irpar run` is asked for about training.
+
+    Attributes:
+        data: samples to train on; None: it is a single run.
+        steps, epochs: how long, by one of the two.
+        checkpoint: the folder of checkpoints.
+        every: steps between checkpoints; 0: one at the end.
+        keep: how many are kept; 0: all.
+        resume: go on from the newest.
+        schedule: what is given of the learning rate, by the names of `Schedule`.
+        seed: of the order of samples.
+        in_order: samples come as they lie.
+        metrics: the file of metrics.
+        evaluation: samples to evaluate on.
+        evaluate_every: steps between evaluations; 0: one at the end.
+    """
 
     data: Path | None
     steps: int | None
@@ -37,6 +56,14 @@ class TrainingRun:
     metrics: Path | None
     evaluation: Path | None
     evaluate_every: int
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "TrainingRun":
+        """These options of `irpar run`, of all that it has, by the names of its arguments."""
+        schedule = {name: given[argument] for name, argument in _SCHEDULE.items() if given[argument] is not None}
+        evaluation = {"evaluation": given["eval_data"], "evaluate_every": given["eval_every"]}
+        own = {field.name: given[field.name] for field in fields(cls) if field.name in given}
+        return cls(**{**own, **evaluation, "schedule": schedule})
 
     def check(self, inputs: Path | None, outputs: Path | None) -> None:
         """Refuse options that do not go together.
@@ -97,38 +124,46 @@ class TrainingRun:
     def _loop_options(
         self, specs: Mapping[str, Mapping[str, Any]], given: Sequence[str] | None, facts: "TrainingFacts"
     ) -> "LoopOptions":
-        from irpar.inputs.dataset import dataset_of
+        """What the run is, of a step whose inputs are known.
+
+        Args:
+            specs: the entry of plan.json's `inputs`, by name.
+            given: what --input gives.
+            facts: of the step.
+
+        Raises:
+            IrparError: an input or the samples do not fit.
+        """
         from irpar.inputs.order import Order
-        from irpar.training.loop import LoopOptions
-        from irpar.training.micro_batches import as_samples, taker, takes_short
+        from irpar.training.loop import LoopOptions, samples_and_batch
+        from irpar.training.micro_batches import takes_short
 
         assert self.data is not None
         values = given_inputs(list(specs.values()), None, given) or {}
         steps = self.steps
         if steps is None:
             assert self.epochs is not None
-            names = [name for name in facts["inputs"] if name not in values]
-            wanted = {name: as_samples(facts, name, specs[name]) for name in names}
-            has_short = takes_short(facts)
-            count, batch = dataset_of(str(self.data)).check(wanted, taker=taker(facts), may_be_short=has_short)
-            steps = math.ceil(self.epochs * Order(count, batch, has_short=has_short).steps_per_epoch)
+            samples = {name: specs[name] for name in facts["inputs"] if name not in values}
+            order = Order(*samples_and_batch(self.data, facts, samples), has_short=takes_short(facts))
+            steps = math.ceil(self.epochs * order.steps_per_epoch)
         return LoopOptions(
-            self.data.absolute(),
-            steps,
-            self.schedule,
-            self.seed,
-            not self.in_order,
-            values,
-            self.checkpoint,
-            self.every,
-            self.keep,
-            self.resume,
-            self.metrics,
-            None if self.evaluation is None else self.evaluation.absolute(),
-            self.evaluate_every,
+            data=self.data.absolute(),
+            steps=steps,
+            schedule=self.schedule,
+            seed=self.seed,
+            is_shuffled=not self.in_order,
+            values=values,
+            checkpoint=self.checkpoint,
+            every=self.every,
+            keep=self.keep,
+            resume=self.resume,
+            metrics=self.metrics,
+            evaluation=None if self.evaluation is None else self.evaluation.absolute(),
+            evaluate_every=self.evaluate_every,
         )
 
     def _report(self, partition: "Partition", summary: "Summary", seconds: float, steps: int, as_json: bool) -> None:
+        """Say how a run went, which ended at so many steps."""
         made = summary.steps - summary.first
         if as_json:
             print_json(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,17 +14,19 @@ from irpar.errors import IrparError
 from irpar.files.atomic import new_file
 from irpar.inputs.dataset import Batch, dataset_of
 from irpar.inputs.order import Order
+from irpar.ir.state import LOSS
 from irpar.output.checkpoint import Checkpoint, CheckpointError, checkpoints
 
 from .micro_batches import as_one_batch, as_samples, in_micro_batches, taker, takes_short
 from .schedule import Schedule
 from .trainer import Trainer
 
+if TYPE_CHECKING:
+    from irpar.analysis.training_facts import TrainingFacts
+
 METRICS = "metrics.jsonl"
 _BEGINNING = '{"step": '
 """Of each line, also where the rest of it was not written: a file of anything else is nobody's to replace."""
-
-
 _WORDS: Mapping[str, Callable[[Any], str]] = {
     "samples": "{} samples".format,
     "batch": "steps of {} samples".format,
@@ -124,11 +126,11 @@ class Summary:
     evaluations: dict[int, float] = field(default_factory=dict)
 
 
-Report = Callable[[Step], None]
-
-
 def run_loop(
-    trainer: Trainer, inputs: Mapping[str, Mapping[str, Any]], options: LoopOptions, report: Report | None = None
+    trainer: Trainer,
+    inputs: Mapping[str, Mapping[str, Any]],
+    options: LoopOptions,
+    report: Callable[[Step], None] | None = None,
 ) -> Summary:
     """Make the steps.
 
@@ -146,10 +148,8 @@ def run_loop(
     """
     _check(options)
     names = [name for name in trainer.facts["inputs"] if name not in options.values]
-    data = dataset_of(str(options.data))
     has_short = takes_short(trainer.facts)
-    wanted = {name: as_samples(trainer.facts, name, inputs[name]) for name in names}
-    samples, batch = data.check(wanted, taker=taker(trainer.facts), may_be_short=has_short)
+    samples, batch = samples_and_batch(options.data, trainer.facts, {name: inputs[name] for name in names})
     before = _resumed(trainer, options)
     order = _order(options, before, samples, batch, has_short=has_short)
     trainer.schedule = _schedule(trainer, options, before)
@@ -185,7 +185,27 @@ def run_loop(
     return summary
 
 
+def samples_and_batch(data: Path, facts: "TrainingFacts", inputs: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
+    """How many samples data have, and how many a step takes.
+
+    Args:
+        data: an .npz file, or a folder of .npy files.
+        facts: of the step.
+        inputs: those that are samples: the entry of plan.json's `inputs`, by name.
+
+    Raises:
+        DataError: the data cannot be read, or do not fit the inputs.
+    """
+    wanted = {name: as_samples(facts, name, entry) for name, entry in inputs.items()}
+    return dataset_of(str(data)).check(wanted, taker=taker(facts), may_be_short=takes_short(facts))
+
+
 def _check(options: LoopOptions) -> None:
+    """Refuse options that mean nothing.
+
+    Raises:
+        LoopError: saying which.
+    """
     if options.steps < 1:
         raise LoopError(f"a run of {options.steps} steps", do="give --steps 1 or more")
     if options.seed is not None and options.seed < 0:
@@ -214,6 +234,11 @@ def _check(options: LoopOptions) -> None:
 
 
 def _resumed(trainer: Trainer, options: LoopOptions) -> Checkpoint | None:
+    """The checkpoint that the run goes on from, whose state the ranks then hold; None: it begins.
+
+    Raises:
+        CheckpointError: it is damaged, or not of this program.
+    """
     if not options.resume or options.checkpoint is None or not checkpoints(options.checkpoint):
         return None
     return trainer.load_checkpoint(options.checkpoint)
@@ -241,6 +266,12 @@ def _order(options: LoopOptions, before: Checkpoint | None, samples: int, batch:
 
 
 def _schedule(trainer: Trainer, options: LoopOptions, before: Checkpoint | None) -> Schedule:
+    """The schedule of the run: that of the checkpoint or the program, but for what is given.
+
+    Raises:
+        ScheduleError: it cannot be.
+        CheckpointError: the checkpoint has none.
+    """
     base = trainer.schedule if before is None else saved_schedule(before)
     return replace(base, **{**options.schedule, "steps": options.steps})
 
@@ -312,7 +343,7 @@ def _singles(results: Mapping[str, Any]) -> dict[str, float]:
     return {
         name: float(np.asarray(value).reshape(-1)[0])
         for name, value in results.items()
-        if name != "loss" and isinstance(value, (np.ndarray, np.generic)) and np.size(value) == 1
+        if name != LOSS and isinstance(value, (np.ndarray, np.generic)) and np.size(value) == 1
     }
 
 
