@@ -38,12 +38,12 @@ def hsdp(
     Args:
         module: a step of training, or what one is made of.
         shard_size: ranks over which a weight is sharded at most, neighbours along the axes; -1: all; 1: none.
-        threshold: weights of which a rank holds fewer KB stay as they are.
+        threshold: weights of which a rank holds fewer KB, of 1,024 bytes, stay as they are.
         optimizer_level: level1 and level2: weights are gathered once a step; level3: again in the backward pass.
         axes: mesh axes along which ranks hold the same weights, major first.
 
     Raises:
-        SpellingError: a size, a threshold or a level that there cannot be.
+        SpellingError: a size, a threshold, a level or axes that there cannot be.
     """
     if type(shard_size) is not int or (shard_size != -1 and shard_size < 1):
         raise SpellingError(
@@ -56,6 +56,8 @@ def hsdp(
         raise SpellingError(
             f"there is no optimizer level {optimizer_level!r}", where="hsdp", do=f"choose from {', '.join(_LEVELS)}"
         )
+    if isinstance(axes, str) or not axes or not all(isinstance(axis, str) for axis in axes):
+        raise SpellingError(f"the axes are {axes!r}", where="hsdp", do='name mesh axes: axes=["dp"]')
     said = OptimizerParallel(3, _LEVELS[optimizer_level], shard_size, threshold * _KB, tuple(axes))
     say_optimizer_parallel(module, said)
 
@@ -66,16 +68,20 @@ def say_config(module: Module, enable: Any, config: Any) -> None:
     Raises:
         SpellingError: what `hsdp` refuses, or an entry that there is not.
     """
+    where = "set_auto_parallel_context"
     if not isinstance(enable, bool):
-        raise SpellingError(f"enable_parallel_optimizer is {enable!r}", do="write True or False")
+        raise SpellingError(f"enable_parallel_optimizer is {enable!r}", where=where, do="write True or False")
     if not isinstance(config, dict):
         raise SpellingError(
-            f"parallel_optimizer_config is {config!r}, no dict", do='write {"parallel_optimizer_threshold": 64}'
+            f"parallel_optimizer_config is {config!r}, no dict",
+            where=where,
+            do='write {"parallel_optimizer_threshold": 64}',
         )
     for name in config:
         if name not in _CONFIG:
             raise SpellingError(
                 f"parallel_optimizer_config has no entry {name!r}",
+                where=where,
                 notes=nearest_names(str(name), _CONFIG),
                 do=f"choose from {', '.join(_CONFIG)}",
             )
@@ -101,11 +107,11 @@ def set_parallel_optimizer(module: Module, parameter: str, parallel_optimizer: b
         How many weights match.
 
     Raises:
-        IrparError: none matches.
+        IrparError: none matches, or it is said by something else than True or False.
     """
     where = f'set_parallel_optimizer("{parameter}", {parallel_optimizer!r})'
     if not isinstance(parallel_optimizer, bool):
-        raise SpellingError(f"{parallel_optimizer!r} is neither", where=where, do="write True or False")
+        raise SpellingError(f"parallel_optimizer is {parallel_optimizer!r}", where=where, do="write True or False")
     names = weight_names(module, parameter, where)
     say_whole(module, dict.fromkeys(names, not parallel_optimizer))
     return len(names)

@@ -136,6 +136,8 @@ def test_a_parameter_that_is_annotated_over_dp_is_zero_3_by_itself() -> None:
         ({"threshold": "64"}, "the threshold is '64'"),
         ({"optimizer_level": "level4"}, "there is no optimizer level 'level4'"),
         ({"optimizer_level": 3}, "there is no optimizer level 3"),
+        ({"axes": "dp"}, "the axes are 'dp'"),
+        ({"axes": ()}, r"the axes are \(\)"),
     ],
 )
 def test_refused(given: dict[str, Any], message: str) -> None:
@@ -156,7 +158,7 @@ def test_entries_and_weights_that_there_are_not() -> None:
         set_auto_parallel_context(module, enable_parallel_optimizer=1)
     with pytest.raises(IrparError, match='"x" matches no weight'):
         set_parallel_optimizer(module, "x", False)
-    with pytest.raises(IrparError, match="0 is neither"):
+    with pytest.raises(IrparError, match="parallel_optimizer is 0"):
         set_parallel_optimizer(module, "w", 0)  # type: ignore[arg-type]
 
 
