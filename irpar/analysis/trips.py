@@ -20,6 +20,7 @@ When = Literal["auto", "step", "micro-batch"]
 """Once a step, in each micro-batch, or what the memory of the devices allows."""
 WHEN: tuple[When, ...] = get_args(When)
 What = Literal["reduce", "gather"]
+"""What is sent: sums of gradients, or parameters that are gathered."""
 _WORDS = {"step": "once a step", "micro-batch": "in each micro-batch"}
 _DONE = {"reduce": "gradients are reduced", "gather": "parameters are gathered"}
 
@@ -57,15 +58,15 @@ def memory_of(module: Module) -> int | None:
     return module.memory_limit if module.memory_limit is not None else network_of(module.network).memory
 
 
-def choose(module: Module, what: What, when: When, held: int, limit: int) -> tuple[str, ...]:
+def say_when(module: Module, what: What, when: When, held: int, limit: int) -> str:
     """Let a module say when something is sent, where memory was looked at; a line about it.
 
     Args:
         module: it.
         what: is sent.
         when: it is.
-        held: what a rank holds at most where it is sent once a step.
-        limit: what it may hold.
+        held: the bytes that a rank holds at most where it is sent once a step.
+        limit: the bytes that it may hold.
     """
     said = trips_said(module)
     say_trips(module, replace(said, reduce=when) if what == "reduce" else replace(said, gather=when))
@@ -78,4 +79,4 @@ def choose(module: Module, what: What, when: When, held: int, limit: int) -> tup
         known = facts["micro_batches"]
         told = {**known, what: when, "why": f"{known['why']}; {line}" if known["why"] else line}
         module.metadata |= metadata_of({**facts, "micro_batches": told})  # type: ignore[typeddict-item]
-    return (line,)
+    return line

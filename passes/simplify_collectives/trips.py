@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from irpar.analysis.trips import choose, memory_of, trips_said
+from irpar.analysis.trips import memory_of, say_when, trips_said
 from irpar.ir import Module, clone_module
 from irpar.pass_manager.memory_limit import peak_bytes
 
@@ -27,12 +27,12 @@ def sums_leave(module: Module, rewrite: Callable[[Module, bool], object]) -> tup
         return said != "micro-batch", ()
     once = _peak(module, rewrite, leave=True)
     if once <= limit or once <= _peak(module, rewrite, leave=False):
-        return True, choose(module, "reduce", "step", once, limit)
-    return False, choose(module, "reduce", "micro-batch", once, limit)
+        return True, (say_when(module, "reduce", "step", once, limit),)
+    return False, (say_when(module, "reduce", "micro-batch", once, limit),)
 
 
 def _peak(module: Module, rewrite: Callable[[Module, bool], object], *, leave: bool) -> int:
-    """What a rank holds at most."""
+    """The bytes that a rank holds at most."""
     from irpar.passes.localize import Localize
 
     trial = clone_module(module)

@@ -1,5 +1,6 @@
 """zero: optimizer state, gradients and parameters sharded over the ranks that hold the same ones."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,7 @@ class ZeroError(IrparError):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedParameter:
     """A parameter that a step replaces, and what belongs to it.
 
     Attributes:
@@ -43,6 +44,21 @@ class Trained:
     value: Value
     states: tuple[Value, ...]
     gradient: Value | None
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """How parameters are gathered.
+
+    Attributes:
+        is_changed: whether anything of it changed the module.
+        again: whether the backward pass gathers them once more.
+        notes: a line, where memory was looked at.
+    """
+
+    is_changed: bool = False
+    again: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,27 +98,26 @@ class Zero(Pass):
             IrparError: the module has no mesh, or is in local view already.
         """
         require_global(module, self.name)
+        self._check()
         axes = self._axes(module.mesh)
-        trained = _trained(module)
+        trained = _trained_parameters(module)
         before = _shardings(module, [each.value for each in trained])
         whole = optimizer_parallel_said(module).whole
         cuts = {each: self._cut(each.value, before[each.value], axes, whole) for each in trained}
         changed = [self._annotate(module, each, before[each.value], cut) for each, cut in cuts.items()]
-        regathers, told = False, tuple[str, ...]()
+        gathering = Gathering()
         if self.stage == 3:
-            regathers, told = self._gather(
-                module, [each.value for each, cut in cuts.items() if cut.is_sharded], changed
-            )
-        changed.append(self._write_facts(module, cuts, axes, regathers=regathers))
+            gathering = self._gather(module, [each.value for each, cut in cuts.items() if cut.is_sharded])
+        changed += [gathering.is_changed, self._write_facts(module, cuts, axes, regathers=gathering.again)]
         sharded = sum(cut.is_sharded for cut in cuts.values())
         statistics: dict[str, int | float] = {"sharded": sharded, "left": len(cuts) - sharded}
-        return PassResult(any(changed), (*self._notes(module, cuts, axes), *told), statistics)
+        return PassResult(any(changed), (*self._notes(module, cuts, axes), *gathering.notes), statistics)
 
-    def _axes(self, mesh: Mesh) -> list[Axis]:
-        """The mesh axes that are meant.
+    def _check(self) -> None:
+        """Refuse options that mean nothing.
 
         Raises:
-            ZeroError: an option is none that there is, or an axis does not fit the mesh.
+            ZeroError: saying which.
         """
         if self.stage not in STAGES:
             raise ZeroError(f"there is no stage {self.stage}", do="use 1 (optimizer state), 2 (gradients too) or 3")
@@ -110,6 +125,13 @@ class Zero(Pass):
             raise ZeroError(f"a threshold of {self.threshold_kb} kB", do="give a number of 0 or more")
         if self.prefetch < 1:
             raise ZeroError(f"a prefetch of {self.prefetch} layers", do="give a number of 1 or more")
+
+    def _axes(self, mesh: Mesh) -> list[Axis]:
+        """The mesh axes that are meant.
+
+        Raises:
+            ZeroError: there are none, or they do not fit the mesh.
+        """
         if not self.axes:
             raise ZeroError("zero has no axes", do=f"name axes of the mesh {mesh}")
         try:
@@ -126,7 +148,7 @@ class Zero(Pass):
             raise ZeroError(f"the axes {listed(self.axes, 5)} overlap", do="name each once")
         return axes
 
-    def _annotate(self, module: Module, trained: Trained, lies: Sharding, cut: Cut) -> bool:
+    def _annotate(self, module: Module, trained: TrainedParameter, lies: Sharding, cut: Cut) -> bool:
         """Annotate a parameter and, where nothing says how they are sharded, what belongs to it."""
         words = f"zero, stage {self.stage}"
         changed = annotate_further(module, trained.value, cut.sharding if self.stage == 3 else lies, words)
@@ -136,31 +158,27 @@ class Zero(Pass):
                 changed = annotate_further(module, value, cut.sharding, words) or changed
         return changed
 
-    def _gather(self, module: Module, sharded: Sequence[Value], changed: list[bool]) -> tuple[bool, tuple[str, ...]]:
+    def _gather(self, module: Module, sharded: Sequence[Value]) -> Gathering:
         """Say which parameters are gathered together, and let them be gathered again where that is asked for.
 
         What trips of a loop read is gathered once, before it, unless they are to gather it themselves.
-
-        Returns:
-            Whether they are; a line where memory was looked at.
         """
         graph = module.graph
         has_loop = loop_over(graph, sharded) is not None
         gather = partial(let_trips_gather, parameters=[value.name for value in sharded], again=self.regather)
-        in_trips, told = gathers_in_trips(module, gather) if has_loop else (False, ())
+        in_trips, notes = gathers_in_trips(module, gather) if has_loop else (False, ())
         if in_trips:
             is_changed, layers = gather(module)
-            changed.append(is_changed)
         else:
             places = {node: place for place, node in enumerate(graph)}
-            if self.regather:
-                changed += [regather(module, value, places) for value in sharded]
+            views = [regather(module, value, places) for value in sharded if self.regather]
+            is_changed = any(views)
             layers = layers_of(graph, sharded)
-        changed.append(say_gathers(module, Gathers(self.prefetch, layers)))
-        return self.regather and (in_trips or not has_loop), told
+        is_changed = say_gathers(module, Gathers(self.prefetch, layers)) or is_changed
+        return Gathering(is_changed, self.regather and (in_trips or not has_loop), notes)
 
     def _write_facts(
-        self, module: Module, cuts: Mapping[Trained, Cut], axes: Sequence[Axis], *, regathers: bool
+        self, module: Module, cuts: Mapping[TrainedParameter, Cut], axes: Sequence[Axis], *, regathers: bool
     ) -> bool:
         """Let the plan of a training step say what was done; true where it said something else."""
         facts = facts_of(module.metadata)
@@ -195,7 +213,7 @@ class Zero(Pass):
             return Cut(lies, why, is_sharded=False)
         return cut_of(lies, value.shape, axes)
 
-    def _notes(self, module: Module, cuts: Mapping[Trained, Cut], axes: Sequence[Axis]) -> Iterator[str]:
+    def _notes(self, module: Module, cuts: Mapping[TrainedParameter, Cut], axes: Sequence[Axis]) -> Iterator[str]:
         """Lines for the user."""
         what = {1: "optimizer state", 2: "optimizer state and gradients", 3: "parameters, their state and gradients"}
         sharded, over = sum(cut.is_sharded for cut in cuts.values()), ",".join(map(str, axes))
@@ -205,11 +223,13 @@ class Zero(Pass):
         graph = module.graph
         given = [value.sharding for value in graph.inputs if value not in graph.states and value.sharding is not None]
         if all(are_disjoint(module.mesh, [*lies.all_axes, *axes]) for lies in given):
-            how = spelled("--dataset-sharding data_parallel", 'module.shard(INPUT, ["dp", ...])')
-            yield f"no input is sharded over {over}, so ranks along it may compute with the same samples: {how}"
+            names = list(dict.fromkeys(axis.name for axis in axes))
+            dim = json.dumps(names if len(names) > 1 else names[0])
+            how = spelled("--dataset-sharding data_parallel", f"module.shard(INPUT, [{dim}, ...])")
+            yield f"no input is sharded over {over}, so ranks along it may compute with the same samples; do: {how}"
 
 
-def _trained(module: Module) -> list[Trained]:
+def _trained_parameters(module: Module) -> list[TrainedParameter]:
     """The parameters that the graph replaces.
 
     Raises:
@@ -222,7 +242,7 @@ def _trained(module: Module) -> list[Trained]:
             of.setdefault(state.parameter, []).append(value)
     gradients = {value.source_name: value for value in graph.values() if value.source_name.startswith(GRAD)}
     found = [
-        Trained(value, tuple(of.get(value.source_name, ())), gradients.get(GRAD + value.source_name))
+        TrainedParameter(value, tuple(of.get(value.source_name, ())), gradients.get(GRAD + value.source_name))
         for value, state in graph.states.items()
         if state.is_trained
     ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from irpar.analysis.gathers import layers_of
 from irpar.analysis.looping import LOOPS
 from irpar.analysis.redistribution.trees import standing_in
-from irpar.analysis.trips import When, choose, memory_of, say_trips, trips_said
+from irpar.analysis.trips import When, memory_of, say_trips, say_when, trips_said
 from irpar.ir import Builder, Graph, Module, Node, Value, clone_module
 from irpar.ir.annotate import annotate_further
 from irpar.pass_manager import PassManager
@@ -14,8 +14,8 @@ from irpar.pass_manager.default_pipeline import COMPLETE, LOCAL, MOVES
 from irpar.pass_manager.memory_limit import peak_bytes
 
 _VIEW = ("", "Identity")
-_PASSES = ("forward", "backward")
-"""The phases that read parameters which are gathered."""
+_PHASES = ("forward", "backward")
+"""Those that read parameters which are gathered."""
 
 
 def regather(module: Module, value: Value, places: Mapping[Node, int]) -> bool:
@@ -40,7 +40,7 @@ def loop_over(graph: Graph, parameters: Sequence[Value]) -> Node | None:
         standing_in(graph, node): None for value in parameters for node in value.users if node.graph is not graph
     }
     for node in holders:
-        if node.identity in LOOPS and {each.phase for each in LOOPS[node.identity](node).body}.issuperset(_PASSES):
+        if node.identity in LOOPS and {each.phase for each in LOOPS[node.identity](node).body}.issuperset(_PHASES):
             return node
     return None
 
@@ -60,11 +60,11 @@ def gathers_in_trips(module: Module, gather: Callable[[Module], object]) -> tupl
         return said == "micro-batch", ()
     once = _peak(module, "step", lambda _: None)
     is_once = once <= limit or once <= _peak(module, "micro-batch", gather)
-    return not is_once, choose(module, "gather", "step" if is_once else "micro-batch", once, limit)
+    return not is_once, (say_when(module, "gather", "step" if is_once else "micro-batch", once, limit),)
 
 
 def _peak(module: Module, when: When, gather: Callable[[Module], object]) -> int:
-    """What a rank holds at most where parameters are gathered then."""
+    """The bytes that a rank holds at most where parameters are gathered then."""
     trial = clone_module(module)
     say_trips(trial, replace(trips_said(module), gather=when))
     gather(trial)
@@ -87,25 +87,25 @@ def let_trips_gather(module: Module, parameters: Sequence[str], *, again: bool) 
     over = loop_over(module.graph, values)
     assert over is not None
     for value in values:
-        enter(value, over)
+        _enter(value, over)
     body = LOOPS[over.identity](over).body
     layers = layers_of(body, values)
     places = {node: place for place, node in enumerate(body)}
-    changed = [gather_in_trips(module, value, over, places, again=again) for value in values]
+    changed = [_gather_in_trips(module, value, over, places, again=again) for value in values]
     return any(changed), layers
 
 
-def enter(value: Value, loop: Node) -> None:
+def _enter(value: Value, loop: Node) -> None:
     """Move what is computed of a parameter alone, for a loop alone, into its body: what is gathered can be there."""
     graph = loop.graph
     assert graph is not None
     for node in value.users:
-        if node.graph is not graph or node.phase not in _PASSES or node is loop:
+        if node.graph is not graph or node.phase not in _PHASES or node is loop:
             continue
         if any(operand is not value and not operand.is_constant for operand in node.inputs):
             continue
         for result in node.results:
-            enter(result, loop)
+            _enter(result, loop)
         readers = [reader for result in node.results for reader in result.users]
         if not readers or any(standing_in(graph, reader) is not loop or reader is loop for reader in readers):
             continue
@@ -114,7 +114,7 @@ def enter(value: Value, loop: Node) -> None:
         body.insert_before(next(each for each in body if each in inside), node.detach())
 
 
-def gather_in_trips(module: Module, value: Value, loop: Node, places: Mapping[Node, int], *, again: bool) -> bool:
+def _gather_in_trips(module: Module, value: Value, loop: Node, places: Mapping[Node, int], *, again: bool) -> bool:
     """Let trips of a loop read a parameter through views that stand in its body, and so gather it there.
 
     Args:

@@ -84,9 +84,19 @@ def test_inputs_that_are_sharded_otherwise_are_noted() -> None:
     (record,) = (
         PassManager.parse("zero{threshold-kb=0}").run(parse_module(STEP.replace("f32[8@dp, 4]", "f32[8, 4]"))).records
     )
-    assert any("no input is sharded over dp" in note for note in record.notes)
+    assert record.notes[1] == (
+        "no input is sharded over dp, so ranks along it may compute with the same samples; "
+        'do: module.shard(INPUT, ["dp", ...])'
+    )
     (record,) = PassManager.parse("zero{threshold-kb=0}").run(parse_module(STEP)).records
     assert record.notes == ("optimizer state of 1 tensor sharded over dp",)
+
+
+@pytest.mark.parametrize(("axes", "dim"), [("tp", '"tp"'), ("tp,dp:(1)2", '["tp", "dp"]')])
+def test_the_note_of_inputs_names_the_axes_of_the_pass(axes: str, dim: str) -> None:
+    text = STEP.replace("8@dp", "8").replace("6@tp", "6")
+    (record,) = PassManager.parse(f"zero{{threshold-kb=0, axes=[{axes}]}}").run(parse_module(text)).records
+    assert record.notes[1].endswith(f"do: module.shard(INPUT, [{dim}, ...])")
 
 
 def test_what_somebody_annotated_stays() -> None:
@@ -108,6 +118,7 @@ def test_what_somebody_annotated_stays() -> None:
         ("axes=[]", "zero has no axes"),
         ("threshold-kb=-1", "a threshold of -1.0 kB"),
         ("threshold-kb=nan", "a threshold of nan kB"),
+        ("prefetch=0", "a prefetch of 0 layers"),
     ],
 )
 def test_options_that_do_not_fit(options: str, said: str) -> None:
