@@ -25,16 +25,19 @@ def spelled(command: str, python: str) -> str:
     return command if _Asked.commands else python
 
 
-def option(name: str, value: str | Mapping[str, str] | None = None) -> str:
+def option(name: str, value: str | float | Mapping[str, str] | None = None) -> str:
     """An option as whoever asked writes it: `--engine ort`, or `engine="ort"`.
 
     Args:
         name: as Python has it.
-        value: None for a flag; a text, which in capitals stands for what the user puts there; or names with texts.
+        value: None for a flag; a number; a text, which in capitals stands for what the user puts there; or names with
+            texts.
     """
     flag = f"--{name.replace('_', '-')}"
     if value is None:
         return spelled(flag, f"{name}=True")
+    if isinstance(value, int | float):
+        return spelled(f"{flag} {value}", f"{name}={value}")
     if isinstance(value, str):
         return spelled(f"{flag} {value}", f"{name}={value}" if value.isupper() else f'{name}="{value}"')
     named = ", ".join(f'"{key}": {text}' for key, text in value.items())

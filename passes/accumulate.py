@@ -16,7 +16,7 @@ from irpar.ops.gradients.writer import GradientWriter
 from irpar.pass_manager import Pass, PassResult
 from irpar.passes.add_loss import COUNTED, MASK, TARGET
 from irpar.passes.autodiff import GRAD
-from irpar.sharding import Sharding, option
+from irpar.sharding import Sharding, spelled
 
 PREFIX = "micro_batch."
 """Before the names of what the loop has of a tensor in each trip."""
@@ -101,7 +101,8 @@ class Accumulate(Pass):
                 f"only {TARGET} would be divided into micro-batches: the first dims of other inputs are not its own",
                 notes=tuple(f"{name} is {given[name].type}" for name in (TARGET, *left_out)),
                 do="let the model give its output with the samples in front, not merged with another dim; or say that "
-                f"micro-batches share these inputs: {option('undivided', left_out[0])}",
+                "micro-batches share these inputs: "
+                + spelled(f"--undivided {left_out[0]}", f'undivided=["{left_out[0]}"]'),
             )
         return found
 
@@ -184,7 +185,9 @@ class _Loop:
         """Write the Scan, and let the graph give what it ends as."""
         graph = self.graph
         outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-        replaced = {graph.output_names[s.output]: v for v, s in graph.states.items() if s.output is not None}
+        replaced = {
+            graph.output_names[state.output]: value for value, state in graph.states.items() if state.output is not None
+        }
         sums = [name for name in outputs if name in (LOSS, COUNTED) or name.startswith(GRAD)]
         counted = outputs.get(COUNTED)
         seed = _seed(graph)

@@ -10,11 +10,12 @@ from irpar.sharding import asked_by_command, option, spelled
     [
         ("force", None, "--force", "force=True"),
         ("max_redistribution_mb", "MB", "--max-redistribution-mb MB", "max_redistribution_mb=MB"),
+        ("micro_batches", 4, "--micro-batches 4", "micro_batches=4"),
         ("engine", "ort", "--engine ort", 'engine="ort"'),
         ("bind", {"batch": "8", "seq": "..."}, "--bind batch=8 --bind seq=...", 'bind={"batch": 8, "seq": ...}'),
     ],
 )
-def test_an_option(name: str, value: str | dict[str, str] | None, command: str, python: str) -> None:
+def test_an_option(name: str, value: str | float | dict[str, str] | None, command: str, python: str) -> None:
     assert option(name, value) == python
     with asked_by_command():
         assert option(name, value) == command

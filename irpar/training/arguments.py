@@ -9,14 +9,14 @@ import msgspec
 from irpar.analysis.trips import WHEN
 from irpar.arguments import ArgumentError, described
 from irpar.errors import nearest_names
-from irpar.passes.optimizer import OPTIMIZERS
+from irpar.passes.optimizer import LOSS_SCALES, OPTIMIZERS
 
 from .schedule import Schedule
 from .settings import Settings
 
 _CHOICES = {
     "precision": ("f32", "bf16", "fp16"),
-    "loss_scale": ("none", "dynamic"),
+    "loss_scale": LOSS_SCALES,
     "optimizer": OPTIMIZERS,
     "reduce_gradients": WHEN,
     "gather_parameters": WHEN,

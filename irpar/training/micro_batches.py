@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from irpar.errors import IrparError
+from irpar.sharding import spelled
 
 if TYPE_CHECKING:
     from irpar.analysis.training_facts import TrainingFacts
@@ -101,10 +102,12 @@ def stacked(
         samples[name] = len(array)
         least = 1 if takes_short(facts) else count * rows
         if not least <= len(array) <= count * rows:
+            options = ["bind", "micro_batches", *([] if takes_short(facts) else ["short_batches"])]
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
             raise BatchSizeError(
                 f"{name} has {len(array)} samples, and a step takes {count} micro-batches of {rows}",
                 do=f"give {'1 to ' if takes_short(facts) else ''}{count * rows} samples, or make the step for others: "
-                f"--bind, --micro-batches{'' if takes_short(facts) else ', --short-batches'}",
+                + spelled(flags, ", ".join(options)),
             )
         if len(array) < count * rows:
             array = np.concatenate([array, np.repeat(array[-1:], count * rows - len(array), axis=0)])

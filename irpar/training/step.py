@@ -19,11 +19,16 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from irpar.onnx_io import Source
+    from irpar.passes.optimizer import Optimizer
 
 FULL = "f32"
 """The precision of the model itself."""
 CLEAN = "infer-types,cse,dce"
 """The passes after the updates are written."""
+
+
+class TrainingError(IrparError):
+    """A training step that cannot be made."""
 
 
 def train_step(
@@ -122,14 +127,14 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
         count_samples(module)
     _seed(module, settings)
     PassManager([_optimizer(settings)]).run(module)
-    _write_out(module)
+    _write_out_batch_norms(module)
     PassManager.parse(CLEAN).run(module)
     forget_domains(module)
     facts = _facts(module, settings, classes, bind)
     if accumulated is not None:
         facts["micro_batches"] = accumulated
     module.metadata |= metadata_of(facts)
-    return [_trained(module), *notes]
+    return [_trained_note(module), *notes]
 
 
 def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[str, ...]]:
@@ -165,8 +170,8 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
     return parameters, notes
 
 
-def _trained(module: Module) -> str:
-    """How many parameters there are, and what is not trained."""
+def _trained_note(module: Module) -> str:
+    """A line about how many parameters there are, and of how many numbers as far as their sizes are known."""
     graph = module.graph
     trained = [value for value, state in graph.states.items() if state.is_trained]
     numbers = sum(math.prod(value.tensor_type.static_shape) for value in trained if value.is_static)
@@ -203,7 +208,8 @@ def _parameters(module: Module, settings: Settings, statistics: set[Value]) -> l
         frozen = set(chosen_tensors(module, settings.freeze))
         found = [value for value in found if value not in frozen]
     if not found:
-        raise TrainingError("no parameter is left to train", do="name parameters: --trainable GLOB, or freeze fewer")
+        do = spelled("name parameters: --trainable GLOB", 'name parameters: trainable=["GLOB"]')
+        raise TrainingError("no parameter is left to train", do=f"{do}, or freeze fewer")
     return found
 
 
@@ -268,7 +274,7 @@ def _require_several(settings: Settings) -> None:
         if is_given:
             raise IrparError(
                 f"{option(name)} {words}, and there is one alone",
-                do=f"give {option('micro_batches', '4')}, or leave it out",
+                do=f"give {option('micro_batches', 4)}, or leave it out",
             )
 
 
@@ -281,8 +287,7 @@ def _seed(module: Module, settings: Settings) -> None:
 
     graph = module.graph
     seed = graph.value(GRAD + LOSS)
-    first = graph.first
-    writer = GradientWriter(graph, module.opsets, before=first)
+    writer = GradientWriter(graph, module.opsets, before=graph.first)
     if settings.loss_scale == "dynamic":
         scale = add_named_input(graph, SCALE, TensorType(DType.F32, ()))
         begin = writer.cast(scale, seed.dtype)
@@ -292,7 +297,8 @@ def _seed(module: Module, settings: Settings) -> None:
     graph.remove_input(seed)
 
 
-def _optimizer(settings: Settings) -> Any:
+def _optimizer(settings: Settings) -> "Optimizer":
+    """The pass that writes the update."""
     from irpar.passes.optimizer import Optimizer
 
     return Optimizer(
@@ -309,17 +315,13 @@ def _optimizer(settings: Settings) -> Any:
     )
 
 
-def _write_out(module: Module) -> None:
+def _write_out_batch_norms(module: Module) -> None:
     """Say BatchNormalization in training in operators that stock ONNX Runtime has."""
     from irpar.ops.training_batch_norm import trains, write_out
 
     for node in module.graph.walk():
         if trains(node):
             write_out(node, module.opsets)
-
-
-class TrainingError(IrparError):
-    """A training step that cannot be made."""
 
 
 def _classes(graph: Graph, settings: Settings) -> int | None:

@@ -168,7 +168,8 @@ class Trainer(Session):
         return NotFiniteError(
             f"the loss of step {self.steps + 1} is {loss}",
             notes=(*notes, "the state is that before this step"),
-            do="go on from a checkpoint with a lower learning rate, bound gradients (--clip-norm), or look at the data",
+            do="go on from a checkpoint with a lower learning rate, make a step that bounds gradients "
+            f"({option('clip_norm', 1.0)}), or look at the data",
         )
 
     def _first_not_finite(self, given: Mapping[str, Any], batch: Batch | None) -> str | None:

@@ -9,7 +9,7 @@ from irpar.errors import IrparError, listed, nearest_names
 from irpar.globs import matching_names
 from irpar.ir import DType, Graph, Module, Tensor, TensorType, Value
 from irpar.ir.added_input import add_named_input
-from irpar.ir.state import LOSS, State, StateKind
+from irpar.ir.state import LOSS, State
 from irpar.ir.state_rules import replace_outputs, set_states
 from irpar.ops.gradients.writer import GradientWriter
 from irpar.pass_manager import Pass, PassResult
@@ -18,8 +18,9 @@ from irpar.passes.autodiff import GRAD
 from .gradients import Prepared, prepare
 from .names import LEARNING_RATE, MASTER, NEXT, SCALE, STEP
 from .rules import RULES, SOME_READ, Numbers, Parameter
+from .states import States
 
-__all__ = ["OPTIMIZERS", "Optimizer", "OptimizerError", "OptimizerKind"]
+__all__ = ["LOSS_SCALES", "OPTIMIZERS", "Optimizer", "OptimizerError", "OptimizerKind"]
 
 OptimizerKind = Literal["sgd", "momentum", "adam", "adamw", "lamb"]
 OPTIMIZERS: tuple[str, ...] = tuple(RULES)
@@ -94,7 +95,7 @@ class Optimizer(Pass):
         writer = GradientWriter(graph, module.opsets)
         writer.phase = "optimizer"
         rate = add_named_input(graph, LEARNING_RATE, TensorType(_rate_dtype(pairs), ()))
-        states = _States(graph)
+        states = States(graph)
         parameters = [
             self._parameter(
                 value, gradient, scales.get(name, 1.0), 0.0 if name in plain else self.decay, states, writer
@@ -179,7 +180,7 @@ class Optimizer(Pass):
                 )
 
     def _parameter(
-        self, value: Value, gradient: Value, scale: float, decay: float, states: "_States", w: GradientWriter
+        self, value: Value, gradient: Value, scale: float, decay: float, states: States, w: GradientWriter
     ) -> Parameter:
         name = value.source_name
         states.adopt(value, "parameter")
@@ -199,7 +200,7 @@ class Optimizer(Pass):
         self,
         parameter: Parameter,
         updated: Mapping[str, Value],
-        states: "_States",
+        states: States,
         prepared: Prepared,
         w: GradientWriter,
     ) -> None:
@@ -209,46 +210,6 @@ class Optimizer(Pass):
         if parameter.wide is not parameter.value:
             states.replace(parameter.wide, wide)
         states.replace(parameter.value, w.cast(wide, parameter.value.dtype))
-
-
-class _States:
-    """The states that the pass makes of values of a graph, and what replaces them."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.kinds: dict[Value, tuple[StateKind, Tensor | None, str | None]] = {}
-        self.after: dict[Value, Value] = {}
-        self.taken = {value.source_name for value in (*graph.inputs, *graph.constants)}
-
-    def add(
-        self, name: str, kind: StateKind, type_: TensorType, data: Tensor | None, *, parameter: str | None = None
-    ) -> Value:
-        """A new input that is state.
-
-        Raises:
-            TakenNameError: the graph has a tensor of that name.
-        """
-        value = add_named_input(self.graph, name, type_, self.taken)
-        self.taken.add(name)
-        self.kinds[value] = (kind, data, parameter)
-        return value
-
-    def adopt(self, value: Value, kind: StateKind) -> None:
-        """Let an initializer or input be state."""
-        data = value.data
-        if value.is_constant:
-            self.graph.constant_to_input(value)
-        elif value in self.graph.states:
-            data = self.graph.states.pop(value).data
-        self.kinds[value] = (kind, data, None)
-
-    def data(self, value: Value) -> Tensor | None:
-        """What a state begins with."""
-        return self.kinds[value][1]
-
-    def replace(self, state: Value, value: Value) -> None:
-        """Say what is there after a run."""
-        self.after[state] = value
 
 
 def _pairs(graph: Graph) -> list[tuple[Value, Value]]:
@@ -315,7 +276,7 @@ def _widened(data: Tensor) -> Tensor:
     return LazyTensor(DType.F32, data.shape, lambda: data.numpy().astype("float32"))
 
 
-def _set_results(graph: Graph, states: _States, prepared: Prepared) -> None:
+def _set_results(graph: Graph, states: States, prepared: Prepared) -> None:
     """Results that are no gradients, then what replaces each state."""
     kept = [
         (name, value)

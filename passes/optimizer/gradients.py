@@ -10,12 +10,14 @@ from irpar.ir import ArrayTensor, DType, Graph, TensorType, Value
 from irpar.ops.gradients.writer import GradientWriter
 
 from .names import GOOD, NORM, SCALE, SKIPPED
+from .states import States
 
 if TYPE_CHECKING:
-    from . import Optimizer, _States
+    from . import Optimizer
     from .rules import Parameter
 
 FIRST_SCALE, GROWTH, BACKOFF = 2.0**16, 2.0, 0.5
+"""What the scale of the loss begins as, and what it is multiplied by: after enough updates, and instead of one."""
 _TINY = 1e-6
 """What keeps the norm from 0 as a divisor, as PyTorch has it."""
 
@@ -38,9 +40,9 @@ class Prepared:
 
 
 def prepare(
-    graph: Graph, parameters: Sequence["Parameter"], options: "Optimizer", states: "_States", w: GradientWriter
+    graph: Graph, parameters: Sequence["Parameter"], options: "Optimizer", states: States, w: GradientWriter
 ) -> Prepared:
-    """Let parameters have the gradients that are taken."""
+    """Let parameters have the gradients that the update reads: without the scale of the loss, and bounded."""
     prepared = Prepared()
     if options.loss_scale == "dynamic":
         _unscale(graph, parameters, options, states, prepared, w)
@@ -64,7 +66,7 @@ def _unscale(
     graph: Graph,
     parameters: Sequence["Parameter"],
     options: "Optimizer",
-    states: "_States",
+    states: States,
     prepared: Prepared,
     w: GradientWriter,
 ) -> None:

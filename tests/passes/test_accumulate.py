@@ -136,6 +136,12 @@ def test_graphs_that_do_not_fit(before: str, after: str, options: str, said: str
     assert caught.value.do
 
 
+def test_inputs_that_micro_batches_would_share_are_named() -> None:
+    with pytest.raises(AccumulateError) as caught:
+        PassManager.parse("accumulate{micro-batches=4}").run(parse_module(STEP.replace("%x", "%target")))
+    assert caught.value.do.endswith('or say that micro-batches share these inputs: undivided=["k"]')
+
+
 def test_local_view_is_refused() -> None:
     module = parse_module('mesh @m = ["dp"=2]\ngraph @g(%x: f32[4]) -> (%y) opset 21 { %y = Relu(%x) : f32[4] }')
     PassManager.parse("complete-sharding,insert-redistribution,localize").run(module)

@@ -480,7 +480,7 @@ def test_other_numbers_of_samples() -> None:
     with on(step_of(), "d=1").trainer(engine="numpy") as trainer, pytest.raises(BatchSizeError) as caught:
         trainer.step({name: array[:30] for name, array in batch().items()})
     assert "30 samples, and a step takes 4 micro-batches of 8" in str(caught.value)
-    assert "give 32 samples" in caught.value.do
+    assert caught.value.do == "give 32 samples, or make the step for others: bind, micro_batches, short_batches"
 
 
 def test_too_few_samples(network: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -519,8 +519,9 @@ def test_models_without_a_batch() -> None:
 
 
 def test_names_that_would_mean_nothing_are_refused() -> None:
-    with pytest.raises(irpar.IrparError, match="names what micro-batches share, and there is one alone"):
+    with pytest.raises(irpar.IrparError, match="names what micro-batches share, and there is one alone") as caught:
         irpar.train_step(with_weights(CLASSIFIER), undivided=["x"])
+    assert caught.value.do == "give micro_batches=4, or leave it out"
 
 
 # -- fewer samples than a step takes --------------------------------------------------------------------------------
