@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from irpar.errors import ShardingError
 
-from .axes import join_axes
+from .axes import common_atoms, join_axes
 from .mesh import Axis, Mesh
 
 Reduction = Literal["sum", "max", "min", "prod", "and", "or"]
@@ -224,6 +224,21 @@ class Sharding:
         if self.is_settled:
             return _closed(self.mesh, self.axes, partial, reduce)
         return replace(self, partial=partial, reduce=reduce)
+
+    def reduced(self, axes: Sequence[Axis]) -> "Sharding":
+        """What it is once it is reduced over axes, whatever parts of its partial ones they are.
+
+        >>> lies = Sharding.of_spec(Mesh({"dp": 4, "tp": 2}), [None]).with_partial([Axis("dp"), Axis("tp")])
+        >>> [str(lies.reduced(list(map(Axis.parse, axes)))) for axes in (["dp:(2)2"], ["dp:(2)2", "dp:(1)2"])]
+        ['[_] partial(sum: dp:(1)2, tp)', '[_] partial(sum: tp)']
+        """
+        atoms = common_atoms(self.mesh, (*self.partial, *axes))
+        gone = {atom for axis in axes for atom in atoms[axis]}
+        left: list[Axis] = []
+        for axis in self.partial:
+            rest = [atom for atom in atoms[axis] if atom not in gone]
+            left += [axis] if rest == list(atoms[axis]) and axis not in axes else join_axes(self.mesh, rest)
+        return self.with_partial(left, self.reduce)
 
     def cut_further(self, axes: Sequence[Axis], shape: Sequence[int]) -> Iterator["Sharding"]:
         """The ways to cut one dim by more axes, into equal blocks, not partial; none where these cut some dim already.

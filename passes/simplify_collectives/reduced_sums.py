@@ -171,9 +171,7 @@ def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> tuple[dict[str, str], Va
     attributes = {"axes": [str(axis) for axis in way.axes], "reduce": way.reduce, "id": first.attributes["id"]}
     result = builder.op("AllReduce", [value], attributes, type=value.type, domain=DOMAIN, name=value.name)
     if value.sharding is not None:
-        result.sharding = value.sharding.with_partial(
-            [axis for axis in value.sharding.partial if axis not in way.axes], value.sharding.reduce
-        )
+        result.sharding = value.sharding.reduced(way.axes)
         result.global_shape = value.global_shape
     result.source = value.source
     assert result.node is not None

@@ -316,6 +316,4 @@ def _set_type(value: Value, move: Node) -> None:
     shape = value.shape if move.identity == _REDUCTION else result.shape
     result.type = value.tensor_type.with_shape(shape)
     if move.identity == _REDUCTION and value.sharding is not None:
-        axes = collective_axes(move)
-        left = [axis for axis in value.sharding.partial if axis not in axes]
-        result.sharding, result.global_shape = value.sharding.with_partial(left, "sum"), value.global_shape
+        result.sharding, result.global_shape = value.sharding.reduced(collective_axes(move)), value.global_shape

@@ -65,6 +65,19 @@ def test_sums_are_moved_once(pipeline: str, term: str, lies: str, is_zero: bool)
     np.testing.assert_allclose(found["y"], expected["y"], rtol=1e-5, atol=1e-5)
 
 
+def test_parts_of_an_axis_are_reduced_behind_the_loop() -> None:
+    """What is partial over an axis is not partial any more once it is reduced over all parts of it."""
+    term = REDUCED.replace('["x"]', '["x:(2)2", "x:(1)2"]').replace("%q", "%r")
+    cut = '%q = irpar.AllSlice(%r) {axes=["x"], dim=0} : f32[8@x, 4] doc "why"'
+    text = text_of(f"{term}\n    {cut}", ROWS).replace('"x"=2', '"x"=4')
+    plain, module = read(text), read(text)
+    PassManager.parse("localize").run(plain)
+    assert PassManager.parse("simplify-collectives").run(module).changed
+    verify(module)
+    PassManager.parse("localize").run(module)
+    np.testing.assert_allclose(results(module)["y"], results(plain)["y"], rtol=1e-5, atol=1e-5)
+
+
 def test_the_text_of_a_sum_that_is_scattered_once() -> None:
     check(
         "simplify-collectives",
