@@ -38,11 +38,14 @@ def _evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
     from irpar.differentiation import forget_domains, normalise
     from irpar.ir import clone_module
     from irpar.pass_manager import PassManager
+    from irpar.passes.training_mode.inference import drop_nothing, use_statistics
 
     module = clone_module(model)
     module.metadata.pop(SAID, None)  # The step has no optimizer here.
     module.set_mesh(plan.mesh_of_ranks)
     with_loss(module, replace(settings, micro_batches=1, short_batches=False))
+    use_statistics(module)
+    drop_nothing(module)
     graph = module.graph
     held = {entry["name"]: entry for entry in plan.state if entry["kind"] in WEIGHTS}
     known = {value.source_name: value for value in (*graph.inputs, *graph.constants)}

@@ -10,6 +10,7 @@ from irpar.pass_manager import Pass, PassResult
 from irpar.passes.optimizer.names import NEXT
 
 from .dropout import add_dropout
+from .inference import use_statistics
 
 _MEAN, _VARIANCE = 3, 4
 """Operands of BatchNormalization."""
@@ -29,7 +30,7 @@ class TrainingMode(Pass):
     computed again.
 
     Attributes:
-        freeze_statistics: leave BatchNormalization as it is.
+        freeze_statistics: let BatchNormalization compute with the statistics of the model.
         seed: what the masks begin with; state.
         dropout: name or glob of values to the share of their elements that are dropped. Dropout nodes of the model drop
             what they say; a name that is the result of one goes before that.
@@ -45,9 +46,12 @@ class TrainingMode(Pass):
 
         Raises:
             TrainingModeError: a BatchNormalization is in a body, or its statistics are no initializers; a name of
-                `dropout` matches nothing, or a share is none.
+                `dropout` matches nothing, a share is none, or a Dropout is in a body.
         """
-        count = 0 if self.freeze_statistics else sum(_train(module, node) for node in statistics_nodes(module))
+        if self.freeze_statistics:
+            count = use_statistics(module)
+        else:
+            count = sum(_train(module, node) for node in statistics_nodes(module))
         dropped = add_dropout(module, self.dropout, self.seed)
         return PassResult(bool(count or dropped), (), {"statistics": count, "dropout": dropped})
 

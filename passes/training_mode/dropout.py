@@ -42,12 +42,15 @@ def add_dropout(module: Module, shares: Mapping[str, float], seed: int = 0) -> i
         Of how many values.
 
     Raises:
-        DropoutError: a name matches nothing, a share is none, or no int64 holds the seed.
+        DropoutError: a name matches nothing, a share is none, no int64 holds the seed, or a Dropout is in a body.
     """
     if not 0 <= seed < 2**63:
         raise DropoutError(f"a seed of {seed}", do="give a number from 0 to 2^63 - 1")
     wanted = _named(module, shares)
-    for node in [node for node in module.graph if node.identity == ("", "Dropout")]:
+    for node in [node for node in module.graph.walk() if node.identity == ("", "Dropout")]:
+        if node.graph is not module.graph:
+            _require_no_share(node)
+            continue
         share = wanted.pop(node.results[0], _own_share(node))
         data = node.inputs[0]
         if len(node.results) > 1 and node.results[1].has_uses:
@@ -63,6 +66,20 @@ def add_dropout(module: Module, shares: Mapping[str, float], seed: int = 0) -> i
     if wanted:
         _drop(module, wanted, seed)
     return len(wanted)
+
+
+def _require_no_share(node: Node) -> None:
+    """Refuse a node in a body of a loop or a branch that drops: its masks would have to know of the trip.
+
+    Raises:
+        DropoutError: see there.
+    """
+    if _own_share(node):
+        raise DropoutError(
+            "a Dropout in a body of a loop or a branch cannot drop",
+            where=f"node {node.label}",
+            do="take the node out of the model, or move it out of the body",
+        )
 
 
 def _named(module: Module, shares: Mapping[str, float]) -> dict[Value, float]:

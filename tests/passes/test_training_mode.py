@@ -103,6 +103,15 @@ def test_frozen_statistics_are_those_of_the_model() -> None:
         assert trainer.step({"x": x, "target": target}) == pytest.approx(wanted, rel=1e-5)
 
 
+def test_frozen_statistics_are_those_of_a_model_that_was_exported_in_training_mode() -> None:
+    text = NORM.replace("%y = Batch", "%y, %m, %v = Batch").replace("momentum=0.8}", "momentum=0.8, training_mode=1}")
+    module = normal(text.replace(": f32[4, 3, 5]\n}", ": f32[4, 3, 5], f32[3], f32[3]\n}"))
+    assert TrainingMode(freeze_statistics=True).run(module).changed
+    x = np.random.default_rng(0).standard_normal((4, 3, 5)).astype(np.float32)
+    wanted = irpar.partition(normal(), "d=1").run({"x": x}, engine="ort")["y"]
+    np.testing.assert_allclose(irpar.partition(module, "d=1").run({"x": x}, engine="ort")["y"], wanted, rtol=1e-6)
+
+
 def test_the_step_runs_in_onnx_runtime() -> None:
     """Stock ONNX Runtime has no gradient and no training mode of all versions: the step says both in other operators."""
     made = to_proto(irpar.train_step(normal(), loss="mse", optimizer="sgd"))
@@ -255,9 +264,26 @@ MASK = DROPOUT.replace(
 RATIO = DROPOUT.replace("  %ratio = constant : f32[] 0.25\n", "  %ratio = ReduceMean(%x) {keepdims=0} : f32[]\n")
 
 
+IN_A_BRANCH = """
+graph @layer(%x: f32[64, 48], %which: bool[]) -> (%y) opset 21 {
+  %ratio = constant : f32[] 0.25
+  %y = If(%which) {then_branch=graph @t() -> (%one) {
+    %one = Dropout(%x, %ratio) : f32[64, 48]
+  }, else_branch=graph @e() -> (%two) {
+    %two = Relu(%x) : f32[64, 48]
+  }} : f32[64, 48]
+}
+"""
+
+
+def test_dropout_of_nothing_may_be_in_a_branch() -> None:
+    assert not TrainingMode().run(parse_module(IN_A_BRANCH.replace("0.25", "0.0"))).changed
+
+
 @pytest.mark.parametrize(
     ("text", "shares", "told"),
     [
+        (IN_A_BRANCH, {}, "a Dropout in a body of a loop or a branch cannot drop"),
         (LAYER, {"h": 1.0}, 'dropout of 1.0 for "h"'),
         (LAYER, {"h": -0.1}, 'dropout of -0.1 for "h"'),
         (LAYER, {"h": float("nan")}, 'dropout of nan for "h"'),

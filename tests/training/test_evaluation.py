@@ -5,6 +5,7 @@ import tarfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -52,6 +53,32 @@ def test_evaluation_is_the_loss_of_the_exported_model(
     assert loss == pytest.approx(np.mean(losses), rel=1e-4)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert lines[-1] == {"step": 3, "evaluation_loss": loss}
+
+
+def in_training_mode(training_mode: int) -> onnx.ModelProto:
+    """A model whose Dropout and BatchNormalization are in training mode, or are not."""
+    mode, statistics = f"bool {{{training_mode}}}", ", m, v" if training_mode else ""
+    return onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]>
+        g (float[6, 4] x) => (float[6, 4] y)
+        <float[4] one = {{1, 2, 3, 4}}, float[4] mean = {{0, 0.5, 1, 0}}, float[4] var = {{1, 2, 1, 3}}> {{
+          ratio = Constant <value = float {{0.5}}> ()
+          mode = Constant <value = {mode}> ()
+          d = Dropout (x, ratio, mode)
+          y{statistics} = BatchNormalization <training_mode = {training_mode}> (d, one, mean, mean, var)
+        }}""")
+
+
+def test_a_model_in_training_mode_is_evaluated_as_it_is_used(tmp_path: Path, capsys: Capture) -> None:
+    onnx.save(in_training_mode(1), tmp_path / "model.onnx")
+    random = np.random.default_rng(0)
+    arrays = {name: random.standard_normal((6, 4)).astype(np.float32) for name in ("x", "target")}
+    np.savez(tmp_path / "data.npz", **arrays)
+    words = ("--mesh", "dp=3", "--loss", "mse", "--lr", 0, "--freeze", "mean", "--dataset-sharding", "data_parallel")
+    assert call(capsys, "train", tmp_path / "model.onnx", "-o", tmp_path / "out", "--optimizer", "sgd", *words)[0] == 0
+    with irpar.Partition.open(tmp_path / "out").trainer(engine="numpy") as trainer:
+        found = trainer.evaluate([arrays])
+    (wanted,) = ort.InferenceSession(in_training_mode(0).SerializeToString()).run(None, {"x": arrays["x"]})
+    assert found == pytest.approx(np.square(wanted - arrays["target"]).mean(), rel=1e-5)
 
 
 def test_mistakes(data: Path, tmp_path: Path, capsys: Capture) -> None:
