@@ -47,6 +47,7 @@ from .store_options import Store, store_of
 
 if TYPE_CHECKING:
     from irpar.annotations.onnx_annotations import DecidedShardings
+    from irpar.api import Partition
     from irpar.cache.partitions import PartitionCache
     from irpar.ir import Module
     from irpar.output.plan_record import Plan
@@ -299,13 +300,7 @@ def _write_new(
     if asked.pipeline is None and (chosen := default_pipeline(module, **added)) != DEFAULT_PIPELINE:
         manager = _manager(replace(asked, pipeline=chosen), progress, None if asked.annotate is None else decided)
     made = partition(module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb)
-    beside = None
-    if evaluation is not None:
-        whole = evaluation(made.plan)
-        # What lies or runs elsewhere for the step does so for its evaluation, which lacks what only trains.
-        place = replace(asked.place_pass, unmatched="skipped") if asked.place_pass else asked.place_pass
-        same = default_pipeline(whole, place=place, store=asked.store_pass)
-        beside = partition(whole, pipeline=same, network=asked.network)
+    beside = None if evaluation is None else _evaluation(evaluation(made.plan), asked)
     made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes, evaluation=beside, **said)
     told = write_annotated(asked.annotate, module, made, decided) if asked.annotate is not None else []
     assert made.passes is not None
@@ -320,6 +315,19 @@ def _write_new(
             written.append(Written(EVALUATION, beside, True))
         cache.store(asked.out, written, {"passes": passes, "annotated": annotated, "notes": list(notes)}, files)
     return Made(made.plan, passes, annotated, notes, told)
+
+
+def _evaluation(program: "Module", asked: Asked) -> "Partition":
+    """The evaluation program of a step, partitioned as that is.
+
+    What lies or runs elsewhere for the step does so for its evaluation, which lacks what only trains.
+    """
+    from irpar.api import partition
+    from irpar.module_pipeline import default_pipeline
+
+    place = replace(asked.place_pass, unmatched="skipped") if asked.place_pass else asked.place_pass
+    pipeline = default_pipeline(program, place=place, store=asked.store_pass)
+    return partition(program, pipeline=pipeline, network=asked.network)
 
 
 def _manager(asked: Asked, progress: ProgressReport, decided: "DecidedShardings | None") -> "PassManager":

@@ -158,15 +158,7 @@ def make_plan(
     same = dict(zip(module.graphs, opened.graphs, strict=True))
     parts = [replace(part, graph=same[part.graph]) for part in parts]
     module = opened
-    uses = {graph: uses_of(graph) for graph in module.graphs}
-    peaks = {graph: peak(graph, uses[graph]) for graph in module.graphs}
-    costs = {graph: graph_flops(graph) for graph in module.graphs}
-    arenas = {graph: arena_bytes(graph, uses[graph]) for graph in module.graphs}
-    memory = {graph: bytes_by_use(graph, most, uses[graph]) for graph, most in peaks.items()}
-    elsewhere = {graph: _held_elsewhere(graph, uses[graph]) for graph in module.graphs}
-    segments = {graph: list(segment_entries(graph)) for graph in module.graphs}
-    not_as_annotated = settled_annotations(module)
-    part_of = {rank: part for part in parts for rank in part.ranks}
+    flops = {graph: graph_flops(graph) for graph in module.graphs}
     collectives = collective_entries(module, mesh)
     copies = copy_entries(module)
     graph = module.graph
@@ -174,46 +166,68 @@ def make_plan(
         source=source,
         pipeline=pipeline,
         mesh={"axes": dict(mesh.axes), "devices": [mesh.device(rank) for rank in range(mesh.size)]},
-        ranks=[
-            {
-                "rank": rank,
-                "coords": list(mesh.coords(rank)),
-                "part": part_of[rank].index,
-                "peak_bytes": peaks[part_of[rank].graph].total_bytes,
-                "arena_bytes": arenas[part_of[rank].graph],
-                "memory": memory[part_of[rank].graph],
-                **elsewhere[part_of[rank].graph],
-            }
-            for rank in range(mesh.size)
-        ],
-        parts=[
-            {
-                "model": f"part{part.index}/{MODEL_FILE}",
-                "weight_bytes": sum(constant_bytes(part.graph, memory) for memory in MEMORIES),
-                "flops": costs[part.graph],
-                "segments": segments[part.graph],
-                "program": None,  # Known when they are written.
-                "weights": None,
-            }
-            for part in parts
-        ],
+        ranks=_rank_entries(module, mesh, parts),
+        parts=_part_entries(module, parts, flops),
         inputs=[_input_spec(value, module) for value in graph.inputs if value.name != COORDS],
         outputs=[_spec(name, value) for name, value in zip(graph.output_names, graph.outputs, strict=True)],
         collectives=collectives,
         replicated=_replicated(module, mesh),
-        totals=_totals(collectives, copies, max(costs.values())),
+        totals=_totals(collectives, copies, max(flops.values())),
         original=original,
         values=_values(graph, module.decisions),
         network=module.network,
         memory_limit=module.memory_limit,
         predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
-        not_as_annotated=not_as_annotated,
+        not_as_annotated=settled_annotations(module),
         state=_states(graph),
         copies=copies,
         memories=memory_entries(module),
         training=facts_of(module.metadata),  # type: ignore[arg-type]
         functions=functions,
     )
+
+
+def _rank_entries(module: Module, mesh: Mesh, parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The entries of `ranks`: which part each runs, and what it holds."""
+    held = {graph: _held(graph) for graph in module.graphs}
+    part_of = {rank: part for part in parts for rank in part.ranks}
+    return [
+        {
+            "rank": rank,
+            "coords": list(mesh.coords(rank)),
+            "part": part_of[rank].index,
+            **held[part_of[rank].graph],
+        }
+        for rank in range(mesh.size)
+    ]
+
+
+def _held(graph: Graph) -> dict[str, Any]:
+    """What a rank that runs a program holds at most, in bytes: at once, in one arena, by use, and beside the device."""
+    uses = uses_of(graph)
+    most = peak(graph, uses)
+    return {
+        "peak_bytes": most.total_bytes,
+        "arena_bytes": arena_bytes(graph, uses),
+        "memory": bytes_by_use(graph, most, uses),
+        **_held_elsewhere(graph, uses),
+    }
+
+
+def _part_entries(module: Module, parts: Sequence[Part], flops: Mapping[Graph, int]) -> list[dict[str, Any]]:
+    """The entries of `parts`: the program of each, what it computes, and its segments."""
+    segments = {graph: list(segment_entries(graph)) for graph in module.graphs}
+    return [
+        {
+            "model": f"part{part.index}/{MODEL_FILE}",
+            "weight_bytes": sum(constant_bytes(part.graph, memory) for memory in MEMORIES),
+            "flops": flops[part.graph],
+            "segments": segments[part.graph],
+            "program": None,  # Known when they are written.
+            "weights": None,
+        }
+        for part in parts
+    ]
 
 
 def function_entries(module: Module) -> list[dict[str, Any]]:

@@ -68,7 +68,6 @@ def write_partition(
     Raises:
         OutputError: the target exists (and is not to be replaced), there is not enough room, or the system refuses.
     """
-    dialect = DIALECTS.get(collectives)
     plan = replace(plan, dialect=collectives)
     sources = source_files(module)
     with fresh_partition(folder, force, sources) as fresh:
@@ -78,17 +77,10 @@ def write_partition(
         total = sum(layout.file.size for layout in layouts) + state_bytes if weights == "copy" else 0
         check_room(fresh, total)
         report = WriteReport(progress, total)
-        programs = hashlib.blake2b(digest_size=_ID_BYTES)
-        for layout, model in _models(module, layouts):
-            target = fresh / f"part{layout.part.index}"
-            target.mkdir()
-            _finish(model, module, layout.part, dialect, stubs)
-            data = serialized(model)
-            (target / MODEL_FILE).write_bytes(data)
-            programs.update(hashlib.blake2b(data).digest())
+        programs = _write_programs(module, layouts, fresh, DIALECTS.get(collectives), stubs)
         texts = _bare(plan).field_texts()
-        written = replace(plan, id=_partition_id(texts, programs.digest()))
-        models = [fresh / f"part{layout.part.index}" / MODEL_FILE for layout in layouts]
+        written = replace(plan, id=_partition_id(texts, programs))
+        models = [_folder_of(layout.part, fresh) / MODEL_FILE for layout in layouts]
         for path in models:
             _append_id(path, written)
         facts = _write_weights(layouts, fresh, report) if weights == "copy" else [None] * len(layouts)
@@ -105,6 +97,26 @@ def write_partition(
         if beside is not None:
             beside(fresh)
     return written
+
+
+def _folder_of(part: Part, folder: Path) -> Path:
+    """Where the files of a part are, in the folder of its partition."""
+    return folder / f"part{part.index}"
+
+
+def _write_programs(
+    module: Module, layouts: "Sequence[_Layout]", folder: Path, dialect: Dialect | None, stubs: bool
+) -> bytes:
+    """Write the programs of all parts; returns a digest over them."""
+    programs = hashlib.blake2b(digest_size=_ID_BYTES)
+    for layout, model in _models(module, layouts):
+        target = _folder_of(layout.part, folder)
+        target.mkdir()
+        _finish(model, module, layout.part, dialect, stubs)
+        data = serialized(model)
+        (target / MODEL_FILE).write_bytes(data)
+        programs.update(hashlib.blake2b(data).digest())
+    return programs.digest()
 
 
 def weights_file(part: Part) -> DataFile:
@@ -137,7 +149,7 @@ def _append_id(path: Path, plan: Plan) -> None:
 
 def _write_weights(layouts: "Sequence[_Layout]", folder: Path, report: WriteReport) -> list[Any]:
     """Write the weights of all parts; returns what plan.json says of each file."""
-    paths = [folder / f"part{layout.part.index}" / WEIGHTS_FILE for layout in layouts]
+    paths = [_folder_of(layout.part, folder) / WEIGHTS_FILE for layout in layouts]
     write_data_files(zip(paths, (layout.file for layout in layouts), strict=True), report)
     return [
         {"size": layout.file.size, "digest": fingerprint(path)} for layout, path in zip(layouts, paths, strict=True)
