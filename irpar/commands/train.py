@@ -460,23 +460,24 @@ def _settings(given: Mapping[str, Any]) -> "Settings":
 
     options = {field.name: given.get(field.name) for field in fields(Settings)}
     options["learning_rate"] = given["lr"]
-    options["betas"] = _numbers("--betas", given["betas"])
+    options["betas"] = _pair("--betas", given["betas"])
     options["lr_scale"] = _factors("--lr-scale", given["lr_scale"])
     options["dropout"] = _factors("--dropout", given["dropout"])
     options["loss_scale"] = given["loss_scale"] or ("dynamic" if given["precision"] == "fp16" else "none")
     return settings_of({name: option for name, option in options.items() if option is not None})
 
 
-def _numbers(option: str, text: str) -> list[float]:
-    """Numbers with commas between.
+def _pair(option: str, text: str) -> tuple[float, float]:
+    """Two numbers with a comma between.
 
     Raises:
-        IrparError: they are none.
+        IrparError: they are none, or not two.
     """
     try:
-        return [float(part) for part in text.split(",")]
+        first, second = (float(part) for part in text.split(","))
     except ValueError:
         raise IrparError(f'cannot read {option} "{text}"', do=f"write two numbers: {option} 0.9,0.999") from None
+    return first, second
 
 
 def _factors(option: str, texts: Sequence[str] | None) -> dict[str, float]:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 StateKind = Literal["parameter", "master", "moment", "statistic", "cache", "counter", "scale", "seed"]
 STATE_KINDS: tuple[str, ...] = get_args(StateKind)
+MODEL_KINDS: tuple[StateKind, ...] = ("parameter", "statistic")
+"""What a model computes with: its initializers, and inputs that are trained."""
 OPTIMIZER_KINDS: tuple[StateKind, ...] = ("master", "moment", "scale")
 """What an optimizer keeps beside the parameters."""
 LOSS = "loss"

@@ -50,6 +50,8 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
         what, _, where = str(error).partition(" - at ")
         name = where.strip("`").removeprefix("$.") or "an option"
         given = options.get(name.split("[")[0])
-        raise ArgumentError(f"{name} is {described(given)}", notes=(what,), do="give what it takes") from None
+        default = getattr(Settings(), name.split("[")[0], None)
+        do = f"give that, or leave it out: it is {default!r} then"
+        raise ArgumentError(f"{name} is {described(given)}", notes=(what,), do=do) from None
     Schedule(settings.learning_rate)
     return settings

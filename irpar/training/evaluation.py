@@ -7,6 +7,7 @@ from typing import Any
 from irpar.analysis.optimizer_parallel import SAID
 from irpar.ir import Module
 from irpar.ir.annotate import annotate_further
+from irpar.ir.state import MODEL_KINDS
 from irpar.ir.state_rules import add_states
 from irpar.output.plan import Plan
 from irpar.sharding import Sharding
@@ -14,9 +15,6 @@ from irpar.sharding import Sharding
 from .micro_batches import as_one_batch
 from .settings import Settings
 from .step import CLEAN, with_loss
-
-WEIGHTS = ("parameter", "statistic")
-"""Kinds of state that the model computes with: its initializers, and inputs that are trained."""
 
 
 def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
@@ -47,7 +45,7 @@ def _evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
     use_statistics(module)
     drop_nothing(module)
     graph = module.graph
-    held = {entry["name"]: entry for entry in plan.state if entry["kind"] in WEIGHTS}
+    held = {entry["name"]: entry for entry in plan.state if entry["kind"] in MODEL_KINDS}
     known = {value.source_name: value for value in (*graph.inputs, *graph.constants)}
     normalise(module, [known[name] for name in held if name in known])
     for value in add_states(module, {name: entry["kind"] for name, entry in held.items() if name in known}):

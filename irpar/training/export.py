@@ -2,10 +2,9 @@
 
 from irpar.differentiation import weights_by_name
 from irpar.ir import LazyTensor, Module, Tensor
+from irpar.ir.state import MODEL_KINDS
 from irpar.output.checkpoint import Checkpoint, CheckpointError
 from irpar.passes.optimizer.names import MASTER
-
-from .evaluation import WEIGHTS
 
 
 def put_weights(module: Module, checkpoint: Checkpoint) -> int:
@@ -26,7 +25,7 @@ def put_weights(module: Module, checkpoint: Checkpoint) -> int:
     known = weights_by_name(module)
     count = 0
     for name, entry in checkpoint.tensors.items():
-        if entry.kind not in WEIGHTS:
+        if entry.kind not in MODEL_KINDS:
             continue
         value = known.get(name)
         if value is None or value.data is None or value.data.shape != entry.shape:

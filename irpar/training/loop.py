@@ -18,7 +18,7 @@ from irpar.ir.state import LOSS
 from irpar.output.checkpoint import Checkpoint, CheckpointError, checkpoints
 
 from .micro_batches import as_one_batch, as_samples, in_micro_batches, taker, takes_short
-from .schedule import Schedule
+from .schedule import Schedule, ScheduleError
 from .trainer import Trainer
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def saved_schedule(checkpoint: Checkpoint) -> Schedule:
     """
     try:
         return Schedule(**checkpoint.metadata["schedule"])
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ScheduleError):
         raise CheckpointError(
             "the checkpoint has no schedule that this irpar knows",
             where=str(checkpoint.path),

@@ -13,7 +13,7 @@ from irpar.errors import IrparError
 from irpar.files.atomic import new_folder
 from irpar.inputs.dataset import Batch, check_range
 from irpar.ir import Value, tensor_type
-from irpar.ir.state import LOSS
+from irpar.ir.state import LOSS, MODEL_KINDS
 from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, folder_of, remove_older, unwritable
 from irpar.passes.optimizer.names import LEARNING_RATE
 from irpar.runtime.session import Session
@@ -173,7 +173,10 @@ class Trainer(Session):
         )
 
     def _first_not_finite(self, given: Mapping[str, Any], batch: Batch | None) -> str | None:
-        """The first tensor of the step, state and inputs included, that holds NaN; of none the first with infinity."""
+        """The first tensor of the step, state and inputs included, that is not finite.
+
+        Masks hold infinity where nothing is wrong: where that one has no NaN, the first with NaN is named too.
+        """
         infinite = None
         for name, array in self._looked_at(given, batch):
             numbers = np.asarray(array)
@@ -181,7 +184,8 @@ class Trainer(Session):
                 continue
             wide = numbers.astype(np.float32)
             if np.isnan(wide).any():
-                return f"{name}, which holds NaN"
+                holds = f"{name}, which holds NaN"
+                return holds if infinite is None else f"{infinite}; the first with NaN: {name}"
             if infinite is None and np.isinf(wide).any():
                 infinite = f"{name}, which holds infinity"
         return infinite
@@ -255,20 +259,18 @@ class Trainer(Session):
     def load_checkpoint(self, folder: str | os.PathLike[str]) -> Checkpoint:
         """Let the ranks hold what a checkpoint has, of any mesh: the newest, of a folder with several.
 
+        What an optimizer keeps and this program does not is left.
+
         Raises:
             CheckpointError: there is none, it is damaged, or it is not of this program.
         """
         found = Checkpoint.open(Path(folder))
-        wanted = {name: (str(state.spec.dtype), tuple(state.spec.shape or ())) for name, state in self.states.items()}
-        held = {name: (entry.dtype, entry.shape) for name, entry in found.tensors.items()}
-        wrong = [name for name in wanted if held.get(name) != wanted[name]]
-        if wrong:
-            first = wrong[0]
-            said = "nothing of that name" if first not in held else f"{held[first][0]}{list(held[first][1])}"
+        misfit = self._misfit(found)
+        if misfit is not None:
             raise CheckpointError(
                 "the checkpoint is not of this program",
                 where=str(found.path),
-                notes=(f"{first}: {said}, expected {wanted[first][0]}{list(wanted[first][1])}",),
+                notes=(misfit,),
                 do="resume the program that it was written by; on another mesh, partition the same model with the same "
                 "options",
             )
@@ -277,6 +279,19 @@ class Trainer(Session):
             self._executor.ask_state("load", self._number, path=str(found.path.absolute()))
             self.steps = found.step
         return found
+
+    def _misfit(self, checkpoint: Checkpoint) -> str | None:
+        """What state a checkpoint lacks or has of another type, or what of the model it has and is no state here."""
+        wanted = {name: (str(state.spec.dtype), tuple(state.spec.shape or ())) for name, state in self.states.items()}
+        held = {name: (entry.dtype, entry.shape) for name, entry in checkpoint.tensors.items()}
+        for name, (dtype, shape) in wanted.items():
+            if held.get(name) != (dtype, shape):
+                said = "nothing of that name" if name not in held else f"{held[name][0]}{list(held[name][1])}"
+                return f"{name}: {said}, expected {dtype}{list(shape)}"
+        for name, entry in checkpoint.tensors.items():
+            if entry.kind in MODEL_KINDS and name not in wanted:
+                return f"{name}: a {entry.kind} that the checkpoint has learnt, and this program does not"
+        return None
 
 
 def _is_partial(value: Value) -> bool:

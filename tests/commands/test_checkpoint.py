@@ -92,7 +92,7 @@ def test_export_of_a_narrow_step_takes_the_masters(network: Path, data: Path, tm
 
 def test_mistakes(steps: Path, network: Path, trained: Path, tmp_path: Path, capsys: Capture) -> None:
     new = tmp_path / "new.onnx"
-    refused(capsys, "delete", "checkpoint", "delete", steps)
+    refused(capsys, 'there is no action "delete"', "checkpoint", "delete", steps)
     refused(capsys, "there is no checkpoint", "checkpoint", "show", tmp_path)
     refused(capsys, "there is no checkpoint", "checkpoint", "show", tmp_path / "none")
     refused(capsys, "export needs the model and a file", "checkpoint", "export", steps)
@@ -109,9 +109,13 @@ def test_mistakes(steps: Path, network: Path, trained: Path, tmp_path: Path, cap
     del made.graph.initializer[0].dims[:]
     made.graph.initializer[0].dims.extend([5, 6])
     onnx.save(made, tmp_path / "other.onnx")
-    refused(capsys, "", "checkpoint", "export", steps, tmp_path / "other.onnx", "-o", new)
+    told = "the checkpoint has w f32[6, 5], the model f32[5, 6]"
+    refused(capsys, told, "checkpoint", "export", steps, tmp_path / "other.onnx", "-o", new)
     on_mesh(classifier(optimizer="sgd", freeze=["b"]), "d=1").save(tmp_path / "other")
-    assert call(capsys, "checkpoint", "reshard", steps, "--to", tmp_path / "other", "-o", tmp_path / "x")[0] in (0, 2)
+    told = "b: a parameter that the checkpoint has learnt, and this program does not"
+    refused(capsys, told, "checkpoint", "reshard", steps, "--to", tmp_path / "other", "-o", tmp_path / "x")
+    on_mesh(classifier(optimizer="sgd"), "d=1").save(tmp_path / "plain")  # It has no momentum to keep.
+    assert call(capsys, "checkpoint", "reshard", steps, "--to", tmp_path / "plain", "-o", tmp_path / "x")[0] == 0
     on_mesh(classifier(optimizer="adamw"), "d=1").save(tmp_path / "another")
     told = "the checkpoint is not of this program"
     refused(capsys, told, "checkpoint", "reshard", steps, "--to", tmp_path / "another", "-o", tmp_path / "y")

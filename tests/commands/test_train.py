@@ -121,7 +121,7 @@ MISTAKES = {
     ("--label-smoothing", "1.5"): "label smoothing of 1.5",
     ("--label-smoothing", "nan"): "label smoothing of nan",
     ("--loss", "mse", "--ignore-index", "1"): "mse has no label smoothing and ignores no targets",
-    ("--optimizer", "adagrad"): "adagrad",
+    ("--optimizer", "adagrad"): 'optimizer is the text "adagrad"',
     ("--lr", "-1"): "a learning rate of -1.0",
     ("--lr", "nan"): "a learning rate of nan",
     ("--lr", "fast"): "invalid value for '--lr'",
@@ -131,8 +131,8 @@ MISTAKES = {
     ("--optimizer", "sgd", "--momentum", "0.8"): "sgd has no momentum",
     ("--optimizer", "momentum", "--eps", "1e-3"): "momentum has no eps",
     ("--momentum", "0.8"): "adamw has no momentum",
-    ("--betas", "0.9"): "betas",
-    ("--betas", "0.9,0.9,0.9"): "betas",
+    ("--betas", "0.9"): 'cannot read --betas "0.9"',
+    ("--betas", "0.9,0.9,0.9"): 'cannot read --betas "0.9,0.9,0.9"',
     ("--betas", "0.9,1.5"): "betas of (0.9, 1.5)",
     ("--betas", "a,b"): 'cannot read --betas "a,b"',
     ("--eps", "-1"): "eps of -1.0",
@@ -143,18 +143,18 @@ MISTAKES = {
     ("--lr-scale", "w=fast"): 'cannot read --lr-scale "w=fast"',
     ("--lr-scale", "w=-1"): "lr-scale w of -1.0",
     ("--clip-norm", "0"): "clip norm of 0.0",
-    ("--loss-scale", "static"): "static",
-    ("--precision", "fp8"): "fp8",
+    ("--loss-scale", "static"): 'loss_scale is the text "static"',
+    ("--precision", "fp8"): 'precision is the text "fp8"',
     ("--trainable", "z"): '"z" matches no weight or input of floats',
     ("--freeze", "*"): "no parameter is left to train",
     ("--dropout", "a"): 'cannot read --dropout "a"',
     ("--dropout", "z=0.5"): 'dropout "z" matches no value of floats in the main graph',
     ("--dropout", "a=1"): 'dropout of 1.0 for "a"',
-    ("--dataset-sharding", "rows"): "rows",
+    ("--dataset-sharding", "rows"): 'there is no --dataset-sharding "rows"',
     ("--seed", str(2**63)): "a seed of 9223372036854775808",
     ("--seed", "-1"): "a seed of -1",
     ("--mesh", "dp=2"): "an .onnx file holds the step of one device, and the mesh is dp=2",
-    ("--bind", "n=4"): "n",
+    ("--bind", "n=4"): 'no symbol "n" in the inputs of the model',
 }
 
 
@@ -175,7 +175,7 @@ def test_targets_that_are_there(network: Path, tmp_path: Path, capsys: Capture) 
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
-    refused(capsys, "out", "train", network, "-o", folder)
+    refused(capsys, "out exists already", "train", network, "-o", folder)
     assert (folder / "notes.txt").read_text() == "mine"
     refused(capsys, 'an output called "loss" already', "train", out, "-o", tmp_path / "twice.onnx")
 

@@ -19,21 +19,21 @@ graph @g(%x: f32[4, 2]) -> (%y) opset 21 {
 """
 
 
-def test_a_loss_that_depends_on_no_parameter():
+def test_a_loss_that_depends_on_no_parameter() -> None:
     with pytest.raises(irpar.IrparError, match="the loss depends on none of the parameters: w") as caught:
         irpar.train_step(parse_module(MODEL), loss="mse")
     assert 'output="NAME"' in str(caught.value.do)
     assert irpar.train_step(parse_module(MODEL), loss="mse", output="y").graph.states
 
 
-def test_a_model_without_parameters():
+def test_a_model_without_parameters() -> None:
     with pytest.raises(irpar.IrparError, match="no initializer of floats to train"):
         irpar.train_step(parse_module(BARE), loss="mse")
     with pytest.raises(irpar.IrparError, match="no parameter is left to train"):
         irpar.train_step(parse_module(MODEL), loss="mse", output="y", freeze=["w"])
 
 
-def test_options_that_there_are_not():
+def test_options_that_there_are_not() -> None:
     with pytest.raises(irpar.IrparError, match="train_step has no option rate"):
         irpar.train_step(parse_module(MODEL), rate=1)
     with pytest.raises(irpar.IrparError, match="no_decay is the text"):

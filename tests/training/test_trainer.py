@@ -66,7 +66,8 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_first_tensor() -> None
             assert trainer.steps == 1
             with pytest.raises(NotFiniteError) as caught:
                 trainer.step({"x": x * np.float32(np.inf), "target": x})
-            assert any("x, which holds infinity" in note or "NaN" in note for note in caught.value.notes)
+            told = "the first tensor that is not finite: x, which holds infinity; the first with NaN: backward_"
+            assert any(note.startswith(told) for note in caught.value.notes)
             with pytest.raises(NotFiniteError) as caught:
                 trainer.step({"x": x, "target": x * np.float32(np.nan)})
             assert "the first tensor that is not finite: target, which holds NaN" in caught.value.notes
@@ -118,8 +119,8 @@ def test_targets_that_are_no_classes(number: int, ignored: int | None) -> None:
         ({"y": np.zeros((8, 6), np.float32)}, "there is no input y"),
         ({"w": np.zeros((6, 5), np.float32)}, "w is state of the session, and no input"),
         ({"target": np.zeros((8, 3), np.float32)}, "target is f32[8, 3], expected i64"),
-        ({"target": None}, "target is"),
-        ({"target": "cat"}, "target is"),
+        ({"target": None}, "target is None, expected target i64[8]"),
+        ({"target": "cat"}, "target is str[], expected i64"),
     ],
 )
 def test_inputs_that_do_not_fit(change: dict[str, Any], told: str) -> None:
@@ -148,7 +149,7 @@ def test_a_program_that_is_no_step_has_no_trainer() -> None:
         ({"optimzer": "sgd"}, "train_step has no option optimzer"),
         ({"learning_rate": "fast"}, 'learning_rate is the text "fast"'),
         ({"no_decay": "b"}, 'no_decay is the text "b"'),
-        ({"betas": [0.9]}, "betas is"),
+        ({"betas": [0.9]}, "betas is a list"),
         ({"freeze": ["w", "b", "u", "c"]}, "no parameter is left to train"),
         ({"freeze": ["z*"]}, '"z*" matches no weight or input of floats'),
         ({"trainable": ["z"]}, '"z" matches no weight or input of floats'),
