@@ -113,7 +113,8 @@ class TrainingRun:
         from irpar.training.loop import run_loop
 
         with partition.trainer(**options) as trainer, ProgressReport(is_shown=not as_json) as progress:
-            specs = {spec["name"]: spec for spec in partition.plan.inputs}
+            state = {entry["input"] for entry in partition.plan.state}
+            specs = {spec["name"]: spec for spec in partition.plan.inputs if spec["name"] not in state}
             asked = self._loop_options(specs, given, trainer.facts)
             teller = _Teller(progress, asked.steps)
             start = time.perf_counter()
@@ -127,7 +128,7 @@ class TrainingRun:
         """What the run is, of a step whose inputs are known.
 
         Args:
-            specs: the entry of plan.json's `inputs`, by name.
+            specs: the entry of plan.json's `inputs`, by name, without state.
             given: what --input gives.
             facts: of the step.
 

@@ -19,7 +19,7 @@ from irpar.output.checkpoint import Checkpoint, CheckpointError, checkpoints
 
 from .micro_batches import as_one_batch, as_samples, in_micro_batches, taker, takes_short
 from .schedule import Schedule, ScheduleError
-from .trainer import Trainer
+from .trainer import Trainer, refuse_rate
 
 if TYPE_CHECKING:
     from irpar.analysis.training_facts import TrainingFacts
@@ -142,6 +142,7 @@ def run_loop(
 
     Raises:
         LoopError: options that mean nothing, or a checkpoint that is not of this run.
+        InputError: values that do not fit.
         DataError: samples that do not fit.
         NotFiniteError: a loss is not finite.
         CheckpointError: a checkpoint cannot be read or written.
@@ -205,7 +206,9 @@ def _check(options: LoopOptions) -> None:
 
     Raises:
         LoopError: saying which.
+        InputError: the learning rate is among the values.
     """
+    refuse_rate(options.values)
     if options.steps < 1:
         raise LoopError(f"a run of {options.steps} steps", do="give --steps 1 or more")
     if options.seed is not None and options.seed < 0:

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ from irpar.ir import Value, tensor_type
 from irpar.ir.state import LOSS, MODEL_KINDS
 from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, folder_of, remove_older, unwritable
 from irpar.passes.optimizer.names import LEARNING_RATE
+from irpar.runtime.errors import InputError
 from irpar.runtime.session import Session
-from irpar.sharding import option
+from irpar.sharding import option, spelled
 
 from .micro_batches import SAMPLE_COUNT, BatchSizeError, stacked, stacked_inputs, takes_short
 from .schedule import Schedule
@@ -81,7 +82,7 @@ class Trainer(Session):
             The loss, before the update.
 
         Raises:
-            InputError: inputs that do not fit.
+            InputError: inputs that do not fit, or the learning rate among them.
             BatchSizeError: there are too many samples for the micro-batches, or too few; or no number of them counts.
             DataError: a target that is no class.
             NotFiniteError: the loss is not finite; the state is that before the step.
@@ -89,6 +90,7 @@ class Trainer(Session):
         """
         if inputs is not None:
             require("inputs", inputs, Mapping, "give a dict of arrays by the names of inputs")
+            refuse_rate(inputs)
         given, count = stacked(self.facts, inputs or {}, self._shapes)
         self._check_target(given)
         rate = self.schedule.rate(self.steps) if learning_rate is None else learning_rate
@@ -292,6 +294,19 @@ class Trainer(Session):
             if entry.kind in MODEL_KINDS and name not in wanted:
                 return f"{name}: a {entry.kind} that the checkpoint has learnt, and this program does not"
         return None
+
+
+def refuse_rate(inputs: Collection[str]) -> None:
+    """Refuse the learning rate among inputs: it would not be taken, since each step has that of the schedule.
+
+    Raises:
+        InputError: see there.
+    """
+    if LEARNING_RATE in inputs:
+        raise InputError(
+            f"{LEARNING_RATE} is given as an input, and each step has that of the schedule",
+            do=spelled("give --lr X", "give it apart: step(batch, learning_rate=X)"),
+        )
 
 
 def _is_partial(value: Value) -> bool:

@@ -111,6 +111,11 @@ def test_mistakes(steps: Path, network: Path, trained: Path, tmp_path: Path, cap
     onnx.save(made, tmp_path / "other.onnx")
     told = "the checkpoint has w f32[6, 5], the model f32[5, 6]"
     refused(capsys, told, "checkpoint", "export", steps, tmp_path / "other.onnx", "-o", new)
+    made = onnx.load(network)
+    made.graph.initializer[0].name = made.graph.node[0].input[1] = "other"
+    onnx.save(made, tmp_path / "renamed.onnx")
+    told = "the checkpoint has w f32[6, 5], the model no such initializer"
+    refused(capsys, told, "checkpoint", "export", steps, tmp_path / "renamed.onnx", "-o", new)
     on_mesh(classifier(optimizer="sgd", freeze=["b"]), "d=1").save(tmp_path / "other")
     told = "b: a parameter that the checkpoint has learnt, and this program does not"
     refused(capsys, told, "checkpoint", "reshard", steps, "--to", tmp_path / "other", "-o", tmp_path / "x")

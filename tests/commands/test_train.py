@@ -164,6 +164,14 @@ def test_mistakes(words: tuple[str, ...], network: Path, tmp_path: Path, capsys:
     assert not (tmp_path / "step.onnx").exists()
 
 
+def test_samples_are_sharded_by_an_annotation_or_by_the_option(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "s.json").write_text('{"tensors": {"x": ["dp", null]}}')
+    words = ("train", network, "-o", tmp_path / "out", "--mesh", "dp=2", "--shardings", tmp_path / "s.json")
+    told = "--dataset-sharding full_batch and an annotation both say how x is sharded"
+    refused(capsys, told, *words, "--dataset-sharding", "full_batch")
+    assert not (tmp_path / "out").exists()
+
+
 def test_targets_that_are_there(network: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "step.onnx"
     refused(capsys, "the step would replace the model", "train", network, "-o", network)

@@ -103,8 +103,9 @@ def test_mistakes_of_ranks_in_processes(trained: Path, tmp_path: Path, capfd: py
         (("--data", "DATA", "--steps", "2", "--lr-end", "0.1"), "--lr-end is where a schedule ends"),
         (("--data", "DATA", "--steps", "2", "--warmup", "-1"), "a warm-up of -1 steps"),
         (("--data", "DATA", "--steps", "2", "--seed", "-1"), "a seed of -1"),
-        (("--data", "DATA", "--steps", "2", "--input", "z=1"), "z"),
-        (("--data", "DATA", "--steps", "2", "--input", "w=1"), "w"),
+        (("--data", "DATA", "--steps", "2", "--input", "z=1"), 'there is no input "z"'),
+        (("--data", "DATA", "--steps", "2", "--input", "w=1"), 'there is no input "w"'),
+        (("--data", "DATA", "--steps", "2", "--input", "learning_rate=1"), "learning_rate is given as an input"),
         (("--data", "none.npz", "--steps", "2"), "cannot read the data: No such file or directory"),
         (("--data", "DATA", "--steps", "2", "--metrics", "DATA"), "the file has the metrics of another run"),
     ],
@@ -135,5 +136,8 @@ def test_samples_that_do_not_fit(trained: Path, tmp_path: Path, capsys: Capture)
         capsys, "the data do not fit the program", "run", trained, "--data", tmp_path / "data.npz", "--steps", "2"
     )
     assert "target is missing, expected i64[samples]" in err
+    np.savez(tmp_path / "data.npz", x=samples()["x"], target=samples()["target"][1:])
+    told = "target has 19 samples, of which a step takes 8; x has 20, and a step takes 8"
+    refused(capsys, told, "run", trained, "--data", tmp_path / "data.npz", "--steps", "2")
     (tmp_path / "data.npz").write_bytes(b"PK\x03\x04")
     refused(capsys, "cannot read the data", "run", trained, "--data", tmp_path / "data.npz", "--steps", "2")

@@ -126,6 +126,23 @@ def test_what_is_the_same_in_all_steps_is_given_once(data: Path, tmp_path: Path)
         run(partition, tmp_path / "x.npz", values={"target": target + 1})
 
 
+def test_what_is_the_same_in_all_steps_is_not_evaluated_on(data: Path) -> None:
+    target = samples()["target"][:8]
+    with pytest.raises(LoopError, match="target is the same in all steps, which evaluation cannot take"):
+        run(on_mesh(classifier(), "d=1"), data, values={"target": target}, evaluation=data)
+
+
+def test_a_schedule_that_nobody_knows(partition: irpar.Partition, data: Path, tmp_path: Path) -> None:
+    run(partition, data, steps=1, checkpoint=tmp_path)
+    (index,) = tmp_path.glob("*/*.index.json")
+    written = json.loads(index.read_text())
+    for schedule in ({"learning_rate": 1.0, "kind": "exponential"}, {"rate": 1.0}, None):
+        written["metadata"]["schedule"] = schedule
+        index.write_text(json.dumps(written))
+        with pytest.raises(IrparError, match="the checkpoint has no schedule that this irpar knows"):
+            run(partition, data, steps=2, checkpoint=tmp_path, resume=True)
+
+
 def test_a_cut_line_of_metrics_is_left_out(partition: irpar.Partition, data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "steps"
     run(partition, data, steps=2, checkpoint=folder)

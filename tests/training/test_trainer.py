@@ -119,6 +119,7 @@ def test_targets_that_are_no_classes(number: int, ignored: int | None) -> None:
         ({"y": np.zeros((8, 6), np.float32)}, "there is no input y"),
         ({"w": np.zeros((6, 5), np.float32)}, "w is state of the session, and no input"),
         ({"target": np.zeros((8, 3), np.float32)}, "target is f32[8, 3], expected i64"),
+        ({"learning_rate": np.float32(1)}, "learning_rate is given as an input"),
         ({"target": None}, "target is None, expected target i64[8]"),
         ({"target": "cat"}, "target is str[], expected i64"),
     ],
