@@ -29,6 +29,7 @@ from .written_constants import ConstantWays
 
 LOOK_BACK = 3
 """Nodes before a collective that are compared before all are."""
+_VIEW = ("", "Identity")
 
 Pairs = frozenset[tuple[int, int]]
 """Ids of collectives: one, and an earlier one that gives the same."""
@@ -159,8 +160,12 @@ def _look(value: Value, steps: int) -> Hashable:
 
 
 def _phase(node: Node) -> Hashable:
-    """What was sent in the forward pass is kept for the backward pass; what is computed again there is."""
-    feeds = traits(node).moves_elements and all(sends(user) for value in node.results for user in value.users)
+    """What was sent in the forward pass is kept for the backward pass; what is computed again there is.
+
+    So is what a view says that each pass reads for itself: an Identity, as `zero` puts before what is gathered again.
+    """
+    moves = traits(node).moves_elements and node.identity != _VIEW
+    feeds = moves and all(sends(user) for value in node.results for user in value.users)
     return "either" if node.phase in ("forward", "backward") and (feeds or sends(node)) else node.phase
 
 

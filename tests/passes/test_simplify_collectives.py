@@ -467,6 +467,23 @@ def test_what_merges_tells_all_reasons() -> None:
     assert module.conflicts == {"b": _conflict("b; c", rematerialized=True)}
 
 
+@pytest.mark.parametrize(("kind", "gathers"), [("Identity", 2), ("Relu", 2), ("Transpose", 1)])
+def test_what_passes_read_a_view_of_each_they_gather_each(kind: str, gathers: int) -> None:
+    """As in the trips of a step that gathers parameters again; how a weight is turned tells nothing of that."""
+    text = f"""graph local @g(%w: f32[4] of [8@x]) -> (%y, %z) opset 21 ranks [0, 1, 2, 3] {{
+  %first = {kind}(%w) {{| phase=forward}} : f32[4] of [8@x]
+  %b = irpar.AllGather(%first) {{axes=["x"], dim=0, id=0 | phase=forward}} : f32[8] of [8] replicated
+  %y = Exp(%b) {{| phase=forward}} : f32[8] of [8] replicated
+  %again = {kind}(%w) {{| phase=backward}} : f32[4] of [8@x]
+  %c = irpar.AllGather(%again) {{axes=["x"], dim=0, id=1 | phase=backward}} : f32[8] of [8] replicated
+  %z = Neg(%c) {{| phase=backward}} : f32[8] of [8] replicated
+}}
+"""
+    module = read(MESH + text)
+    assert PassManager.parse("simplify-collectives").run(module).changed == (gathers == 1)
+    assert sum(node.domain == "irpar" for node in module.graph) == gathers
+
+
 def test_a_sum_that_is_reduced_once_tells_all_conflicts() -> None:
     module = read(MESH + SUM)
     module.conflicts.update(p1=_conflict("p"), q1=_conflict("q"))
