@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from irpar.analysis.optimizer_parallel import OptimizerParallel, say_optimizer_parallel, say_whole
-from irpar.ir import Annotation, Module
+from irpar.ir import Annotation, AnnotationError, Module
 from irpar.sharding import nearest_names
 
 from .devices import SpellingError
@@ -123,7 +123,10 @@ def weight_names(module: Module, pattern: str, where: str) -> list[str]:
     Raises:
         IrparError: there are none.
     """
-    matched = module.named_values.matches(Annotation(pattern, ()))
+    try:
+        matched = module.named_values.matches(Annotation(pattern, ()))
+    except AnnotationError as error:  # Its place would be an entry of --shardings, and nobody wrote one.
+        raise SpellingError(error.what, where=where, notes=error.notes, do=error.do) from error
     states = {value for graph in module.graphs for value in graph.states}
     names = [value.source_name for value in matched if value.is_constant or value in states]
     if not names:

@@ -1,7 +1,7 @@
 """irpar train: a training step of a model, partitioned and written to a folder."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
@@ -109,6 +109,8 @@ ONE = "one"
 """A mesh of one device."""
 _ZERO_OPTIONS = ("zero_axes", "zero_threshold_kb", "zero_regather", "zero_prefetch")
 """Options that only say how --zero does it."""
+_GATHERS = ("zero_regather", "zero_prefetch")
+"""Those that are about parameters of which a rank holds a share."""
 DATASET = ("inputs", "data_parallel", "full_batch")
 
 
@@ -290,14 +292,15 @@ def _zero(given: Mapping[str, Any]) -> "ZeroPass | None":
         IrparError: the options contradict each other.
     """
     if not given["zero"]:
-        known = signature(train_command).parameters
-        for option in _ZERO_OPTIONS:
-            if given[option] != known[option].default:
-                no = "no-" if given[option] is False else ""
-                raise IrparError(
-                    f"--{no}{option.replace('_', '-')} without --zero", do="add --zero 1, 2 or 3, or leave it out"
-                )
+        for flag in _flags_given(given, _ZERO_OPTIONS):
+            raise IrparError(f"{flag} without --zero", do="add --zero 1, 2 or 3, or leave it out")
         return None
+    if given["zero"] in (1, 2):
+        for flag in _flags_given(given, _GATHERS):
+            raise IrparError(
+                f"{flag} is about parameters that --zero 3 shards, and there are none",
+                do="give --zero 3, or leave it out",
+            )
     from irpar.passes.zero import Zero as ZeroPass
 
     if given["out"].suffix == ".onnx":
@@ -306,10 +309,19 @@ def _zero(given: Mapping[str, Any]) -> "ZeroPass | None":
         raise IrparError("--zero shards over ranks, and there is one", do="give a mesh: --mesh dp=4")
     if given["pipeline"] is not None:
         raise IrparError(
-            "--zero and --pipeline both say what runs", do="write zero{stage=1} into the pipeline, and leave out --zero"
+            "--zero and --pipeline both say what runs",
+            do=f"write zero{{stage={given['zero']}}} into the pipeline, and leave out --zero",
         )
     axes = tuple(axis.strip() for axis in given["zero_axes"].split(",") if axis.strip())
     return ZeroPass(given["zero"], axes, given["zero_threshold_kb"], given["zero_regather"], given["zero_prefetch"])
+
+
+def _flags_given(given: Mapping[str, Any], options: Iterable[str]) -> Iterator[str]:
+    """Those options, as a user writes them, that say something else than they do by themselves."""
+    known = signature(train_command).parameters
+    for option in options:
+        if given[option] != known[option].default:
+            yield f"--{'no-' if given[option] is False else ''}{option.replace('_', '-')}"
 
 
 def _with_shares(read: Read, settings: "Settings", asked: Asked) -> Read:

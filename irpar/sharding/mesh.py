@@ -177,7 +177,7 @@ class Mesh:
         if axis.pre < 1 or axis.size < 2 or whole % (axis.pre * axis.size):
             raise ShardingError(
                 f"sub-axis {axis} does not fit axis {axis.name} of size {whole}",
-                do="pre * size must divide the axis, and size must be 2 or more",
+                do=f"in {axis.name}:(PRE)SIZE, PRE * SIZE must divide {whole}, and SIZE must be 2 or more",
             )
         return axis.size
 

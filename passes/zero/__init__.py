@@ -139,10 +139,13 @@ class Zero(Pass):
             for axis in axes:
                 mesh.axis_size(axis)
         except ShardingError as error:
+            unknown = [axis for axis in self.axes if axis.partition(":")[0] not in mesh.axes]
             raise ZeroError(
                 f"zero cannot shard over {listed(self.axes, 5)}: {error.what}",
-                notes=tuple(note for axis in self.axes for note in nearest_names(axis, mesh.axis_names)),
-                do=f"name axes over which the batch is sharded, of the mesh {mesh} or of another one",
+                notes=tuple(note for axis in unknown for note in nearest_names(axis, mesh.axis_names)),
+                do=f"name axes over which the batch is sharded, of the mesh {mesh} or of another one"
+                if unknown
+                else error.do,
             ) from error
         if not are_disjoint(mesh, axes):
             raise ZeroError(f"the axes {listed(self.axes, 5)} overlap", do="name each once")
@@ -208,17 +211,23 @@ class Zero(Pass):
         if value.source_name in whole:
             return Cut(lies, "the module says that it stays as it is", is_sharded=False)
         held = bytes_held(value, lies)
-        if held < self.threshold_kb * 1000:
+        if self._is_small(held):
             why = f"a rank holds {bytes_text(held)} of it, less than the threshold of {self.threshold_kb:g} kB"
             return Cut(lies, why, is_sharded=False)
         return cut_of(lies, value.shape, axes)
+
+    def _is_small(self, held: int) -> bool:
+        return held < self.threshold_kb * 1000
 
     def _notes(self, module: Module, cuts: Mapping[TrainedParameter, Cut], axes: Sequence[Axis]) -> Iterator[str]:
         """Lines for the user."""
         what = {1: "optimizer state", 2: "optimizer state and gradients", 3: "parameters, their state and gradients"}
         sharded, over = sum(cut.is_sharded for cut in cuts.values()), ",".join(map(str, axes))
-        left = len(cuts) - sharded
-        stays = f"; {left} {'stays as it is' if left == 1 else 'stay as they are'}" if left else ""
+        stay = [(each.value, cut.sharding) for each, cut in cuts.items() if not cut.is_sharded]
+        stays = f"; {len(stay)} {'stays as it is' if len(stay) == 1 else 'stay as they are'}" if stay else ""
+        if small := sum(self._is_small(bytes_held(value, lies)) for value, lies in stay):
+            kb = f"{self.threshold_kb:g}"
+            stays += f" ({small} below {spelled(f'--zero-threshold-kb {kb}', f'the threshold of {kb} kB')})"
         yield f"{what[self.stage]} of {count_text(sharded, 'tensor')} sharded over {over}{stays}"
         graph = module.graph
         given = [value.sharding for value in graph.inputs if value not in graph.states and value.sharding is not None]

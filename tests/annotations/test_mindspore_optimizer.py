@@ -158,6 +158,9 @@ def test_entries_and_weights_that_there_are_not() -> None:
         set_auto_parallel_context(module, enable_parallel_optimizer=1)
     with pytest.raises(IrparError, match='"x" matches no weight'):
         set_parallel_optimizer(module, "x", False)
+    with pytest.raises(IrparError, match='no tensor matches "nope"') as raised:
+        set_parallel_optimizer(module, "nope", False)
+    assert raised.value.where == 'set_parallel_optimizer("nope", False)'
     with pytest.raises(IrparError, match="parallel_optimizer is 0"):
         set_parallel_optimizer(module, "w", 0)  # type: ignore[arg-type]
 

@@ -128,6 +128,13 @@ def test_options_that_do_not_fit(options: str, said: str) -> None:
     assert caught.value.do
 
 
+def test_a_sub_axis_that_does_not_fit_is_told_how_it_would() -> None:
+    with pytest.raises(ZeroError) as caught:
+        PassManager.parse("zero{axes=[dp:(1)3]}").run(parse_module(STEP))
+    assert caught.value.do == "in dp:(PRE)SIZE, PRE * SIZE must divide 2, and SIZE must be 2 or more"
+    assert not caught.value.notes
+
+
 def test_an_inference_graph_is_refused() -> None:
     module = parse_module('mesh @m = ["dp"=2]\ngraph @g(%x: f32[4]) -> (%y) opset 21 { %y = Relu(%x) : f32[4] }')
     with pytest.raises(ZeroError, match="it is no training step"):

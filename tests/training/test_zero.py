@@ -119,7 +119,7 @@ def test_a_run_resumes_in_another_stage(network: Path, tmp_path: Path, capsys: C
 def test_the_plan_and_explain_say_what_stays(network: Path, tmp_path: Path, capsys: Capture) -> None:
     code, printed, _ = train(capsys, network, "--zero", 2, "--zero-threshold-kb", 0.03)
     assert code == 0
-    assert "optimizer state and gradients of 2 tensors sharded over dp; 2 stay as they are" in printed
+    assert "optimizer state and gradients of 2 tensors sharded over dp; 2 stay as they are (2 below --zero-threshold-kb 0.03)" in printed
     zero = json.loads((tmp_path / "out" / "plan.json").read_text())["training"]["zero"]
     assert (zero["stage"], zero["axes"], zero["regather"]) == (2, ["dp"], False)
     whole = {entry["parameter"] for entry in zero["parameters"] if not entry["is_sharded"]}
@@ -142,6 +142,8 @@ def test_mistakes(network: Path, tmp_path: Path, capsys: Capture) -> None:
     refused(capsys, "--zero and --pipeline both say what runs", *given, "--zero", 1, "--pipeline", "dce")
     refused(capsys, "--zero-axes without --zero", *given, "--zero-axes", "ep")
     refused(capsys, "--no-zero-regather without --zero", *given, "--no-zero-regather")
+    refused(capsys, "--no-zero-regather is about parameters that --zero 3", *given, "--zero", 2, "--no-zero-regather")
+    refused(capsys, "write zero{stage=2} into", *given, "--zero", 2, "--pipeline", "dce")
     refused(capsys, "--zero-prefetch without --zero", *given, "--zero-prefetch", 2)
     refused(capsys, "a prefetch of -1 layers", *given, "--zero", 3, "--zero-prefetch", -1)
     refused(capsys, "zero has no axes", *given, "--zero", 1, "--zero-axes", ",")
