@@ -348,6 +348,9 @@ def _manager(asked: Asked, progress: ProgressReport, decided: "DecidedShardings 
     return PassManager.parse(DEFAULT_PIPELINE if asked.pipeline is None else asked.pipeline, watch)
 
 
+_WITHOUT_BF16 = (
+    "ONNX Runtime has no bfloat16 on CPUs: irpar run takes --engine numpy or cupy, irpar verify a float32 step"
+)
 _NOT_IN_KEY = ("out", "force", "no_cache", "as_json")
 """Options on which what is written does not depend."""
 _WATCHED = (
@@ -480,7 +483,11 @@ def _print(made: Made, out: Path, by: str) -> None:
         console.print(f"no tensor was annotated ({by}), so nothing asked for a sharding")
     folder = shlex.quote(str(out))
     run = f", irpar run {folder} --data DATA --steps N" if plan.training is not None else ""
-    console.print(f"written to {folder}; next: irpar verify {folder}, irpar explain {folder}{run}", soft_wrap=True)
+    is_bf16 = plan.training is not None and plan.training["settings"].get("precision") == "bf16"
+    verify = "" if is_bf16 else f"irpar verify {folder}, "
+    console.print(f"written to {folder}; next: {verify}irpar explain {folder}{run}", soft_wrap=True)
+    if is_bf16:
+        console.print(_WITHOUT_BF16)
     for line in made.told:
         console.print(line, soft_wrap=True)
 

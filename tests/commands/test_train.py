@@ -75,6 +75,17 @@ def test_json_says_what_was_made(network: Path, tmp_path: Path, capsys: Capture)
     assert facts["training"]["settings"]["no_decay"] == ["b"]
 
 
+def test_what_is_next_works_of_bfloat16(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "out"
+    code, printed, _ = call(capsys, "train", network, "-o", out, "--precision", "bf16")
+    assert code == 0
+    assert f"next: irpar explain {out}, irpar run {out} --data DATA" in printed
+    assert "irpar run takes --engine numpy or cupy, irpar verify a float32 step" in printed
+    code, _, err = call(capsys, "verify", out, "--engine", "numpy")
+    assert code != 0
+    assert "verify a float32 version" in err
+
+
 def test_a_partition_is_verified_and_shards_samples(network: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     (tmp_path / "shardings.json").write_text(

@@ -119,7 +119,10 @@ def test_a_run_resumes_in_another_stage(network: Path, tmp_path: Path, capsys: C
 def test_the_plan_and_explain_say_what_stays(network: Path, tmp_path: Path, capsys: Capture) -> None:
     code, printed, _ = train(capsys, network, "--zero", 2, "--zero-threshold-kb", 0.03)
     assert code == 0
-    assert "optimizer state and gradients of 2 tensors sharded over dp; 2 stay as they are (2 below --zero-threshold-kb 0.03)" in printed
+    assert (
+        "optimizer state and gradients of 2 tensors sharded over dp; 2 stay as they are (2 below --zero-threshold-kb 0.03)"
+        in printed
+    )
     zero = json.loads((tmp_path / "out" / "plan.json").read_text())["training"]["zero"]
     assert (zero["stage"], zero["axes"], zero["regather"]) == (2, ["dp"], False)
     whole = {entry["parameter"] for entry in zero["parameters"] if not entry["is_sharded"]}
