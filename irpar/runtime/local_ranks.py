@@ -111,6 +111,7 @@ class LocalRanks:
             or self._group.takes_device_arrays
             or _keeps_state_alone(mesh, self.parts)
             or (mesh.size == 1 and len(self._memories) > 1),
+            from_host=self._results == "host" and len(self._memories) == 1,
             local_rank=0 if world is None else world.local_rank,
             talks=self._talks,
             # A run reads what the host gets before it gives back the arena.

@@ -164,8 +164,9 @@ class Preparer:
                     adds_in_place=self._engine.adds_in_place == "all",
                     joins=None if fetched else self._joins,
                 )
-                layouts[part.graph] = self._engine.layout(program)
             compiled = {segment: self._compile(part, segment, constants, known) for segment in program.segments}
+            if part.graph not in layouts:
+                layouts[part.graph] = self._engine.layout(program, compiled)
             parts.append(PreparedPart(part, program, constants, Tape(program, compiled, layouts[part.graph])))
         return Prepared(tuple(parts), fetched)
 

@@ -172,8 +172,8 @@ class Tape:
         self._stands_for: dict[Value, Value] = {}
         """In a call: inputs and results of its function, and what of the caller they are. Others are the function's."""
         self.layout = layout
-        whole = 0 if layout is None else layout.nbytes
-        self.arena_bytes = max([whole, *(segment.arena_bytes for segment in compiled.values())])
+        own = (segment.arena_bytes for segment in compiled.values())
+        self.arena_bytes = max(own, default=0) if layout is None else layout.nbytes
         self.has_spaces = memories_of(program.graph) != ("device",)
         self._place(program.graph.inputs)
         self.steps = self._steps(program)

@@ -192,6 +192,9 @@ def matmul(
             return out
         is_fit = False
     result = out if out is not None and is_fit else xp.empty(shape, dtype=kind)
+    if residual is not None and residual.dtype == kind and not residual.flags.c_contiguous:
+        result[...] = residual  # The library adds what lies in one piece, and to that itself too.
+        finish = finish._replace(residual=result)
     if not result.size:
         return narrow(result, dtype)
     if not inner:

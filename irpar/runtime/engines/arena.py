@@ -40,6 +40,7 @@ class ArenaLayout:
         held: what each place is held for: offset and end, first and last step.
         steps: when each node runs.
         leaving: results that are held when the arena has other uses; they have no place, and are no views of it.
+        carried: results of a segment that later ones read where they lie.
     """
 
     nodes: tuple[Node, ...]
@@ -50,6 +51,7 @@ class ArenaLayout:
     held: "np.ndarray[Any, np.dtype[np.int64]]"
     steps: Mapping[Node, int]
     leaving: Set[Value] = frozenset()
+    carried: Set[Value] = frozenset()
 
     def free_beside(self, node: Node, nbytes: int) -> list[tuple[int, int]]:
         """Where nothing lies in an arena of so many bytes while a node of the segment runs: offset and end."""
@@ -94,12 +96,14 @@ class Arena:
 
     Attributes:
         memory: as given.
-        of_program: the arrays for all segments of the program that runs, where its engine decides for all together.
+        layout: for all segments of the program that runs; None: each has places of its own.
+        of_program: the arrays of that layout.
     """
 
     def __init__(self, module: Any, memory: Any) -> None:
         self._module = module
         self.memory = memory
+        self.layout: ArenaLayout | None = None
         self.of_program = NO_BUFFERS
         self._buffers: WeakKeyDictionary[ArenaLayout, Buffers] = WeakKeyDictionary()
 
@@ -153,7 +157,7 @@ def arena_layout(
         with_ends: whether inputs are copied to the arena, and outputs from it; state lies elsewhere.
     """
     writing = frozenset(filter(writes_out, segment.nodes))
-    last = last_steps(segment.nodes, segment.outputs, writing)
+    last = last_steps(segment.nodes, dict.fromkeys(segment.outputs, len(segment.nodes)), writing)
     held: list[Lifetime[Value | Node]] = []
     if with_ends:
         leaving = {*segment.over}
@@ -173,6 +177,42 @@ def arena_layout(
     inputs = {value: slots.pop(value) for value in segment.inputs if value in slots}
     nodes = tuple(node for node in segment.nodes if not slots.keys().isdisjoint(node.results))
     return ArenaLayout(nodes, slots, inputs, {}, nbytes, rows_of(held, found), steps_of(segment.nodes))
+
+
+def joint_layout(
+    segments: Sequence[Segment],
+    elsewhere: Collection[Value],
+    dtypes: "Set[np.dtype[Any]] | None",
+    copied: Collection[Value],
+) -> ArenaLayout:
+    """Places for the results of segments that run one after the other, also of those that later ones read.
+
+    Args:
+        segments: in order; each runs once.
+        elsewhere: values that others read, or that are held to the end: they have no place, and are no views of the
+            arena when their segment has ended.
+        dtypes: as `arena_layout` has them.
+        copied: inputs that are copied to the arena when a segment that reads them begins.
+    """
+    nodes = tuple(node for segment in segments for node in segment.nodes)
+    writing = frozenset(filter(writes_out, nodes))
+    steps = steps_of(nodes)
+    held_to = {value: steps[segment.nodes[-1]] for segment in segments for value in segment.outputs}
+    last = last_steps(nodes, {value: step for value, step in held_to.items() if value in elsewhere}, writing)
+    # What arrives is there before the first node runs.
+    first = {value: max(0, steps[segment.nodes[0]] - 1) for segment in reversed(segments) for value in segment.inputs}
+    over = {value for segment in segments for value in segment.over}
+    arriving = (value for value in copied if value in first and _has_place(value, dtypes))
+    held: list[Lifetime[Value | Node]] = [
+        Lifetime(value, value.tensor_type.nbytes, first[value], last.get(value, first[value])) for value in arriving
+    ]
+    held.extend(result_lifetimes(nodes, writing, over.union(elsewhere), last, dtypes))
+    found = place(held)
+    slots = slots_of(held, found)
+    inputs = {value: slots.pop(value) for value in copied if value in slots}
+    placed = tuple(node for node in nodes if not slots.keys().isdisjoint(node.results))
+    carried = frozenset(held_to).difference(elsewhere)
+    return ArenaLayout(placed, slots, inputs, {}, found.nbytes, rows_of(held, found), steps, carried=carried)
 
 
 def result_lifetimes(
@@ -245,9 +285,15 @@ def _has_place(value: Value, dtypes: "Set[np.dtype[Any]] | None") -> bool:
     return dtypes is None or type_.dtype.numpy in dtypes
 
 
-def last_steps(nodes: Sequence[Node], outputs: Iterable[Value], writing: Collection[Node]) -> dict[Value, int]:
-    """The step after which nothing reads a value, nor what may be a view of it: what nodes give that do not write."""
-    last: dict[Value, int] = dict.fromkeys(outputs, len(nodes))
+def last_steps(nodes: Sequence[Node], held: Mapping[Value, int], writing: Collection[Node]) -> dict[Value, int]:
+    """The step after which nothing reads a value, nor what may be a view of it: what nodes give that do not write.
+
+    Args:
+        nodes: in order.
+        held: until when values are held at least.
+        writing: those that write into arrays that they are given.
+    """
+    last = dict(held)
     for step, node in reversed(list(enumerate(nodes))):
         end = step if node in writing else max((last.get(value, step) for value in node.results), default=step)
         for value in captured_or_read(node):
@@ -284,6 +330,7 @@ class Arenas:
             found = taken(free)
         if found is None:
             found = self._make(rank, nbytes)
+        found.layout = layout
         found.of_program = NO_BUFFERS if layout is None else found.buffers(layout)
         return found
 

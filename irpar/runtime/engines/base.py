@@ -153,8 +153,13 @@ class Engine(Protocol):
         """Memory for the segments that a rank runs, one after the other."""
         ...
 
-    def layout(self, program: Program) -> ArenaLayout | None:
-        """Where results lie in the arena over all segments of a program; None: each segment has places of its own."""
+    def layout(self, program: Program, compiled: Mapping[Segment, CompiledSegment]) -> ArenaLayout | None:
+        """Where results lie in the arena over all segments of a program; None: each segment has places of its own.
+
+        Args:
+            program: it.
+            compiled: its segments as this engine, or another one that computes on the host, has compiled them.
+        """
         ...
 
     def compile(self, segment: Segment, constants: Constants) -> CompiledSegment:
@@ -175,6 +180,7 @@ class EngineSettings:
         strict: refuse a node that an engine with a device would compute on the host.
         tf32: let an engine with a device multiply float32 with operands rounded to TF32.
         keep_on_device: let segments give arrays of the device, where the engine has one.
+        from_host: inputs of programs come as arrays of the host.
         local_rank: the place of this process among those of its machine, which chooses the device.
         captures: let an engine with a device capture in CUDA graphs what it runs again and again.
         lends: let results that stay on a device lie where the next run of the rank writes, so that they need not be
@@ -192,6 +198,7 @@ class EngineSettings:
         strict: bool = False,
         tf32: bool = False,
         keep_on_device: bool = False,
+        from_host: bool = True,
         local_rank: int = 0,
         captures: bool = True,
         lends: bool = False,
@@ -203,6 +210,7 @@ class EngineSettings:
         self.strict = strict
         self.tf32 = tf32
         self.keep_on_device = keep_on_device
+        self.from_host = from_host
         self.local_rank = local_rank
         self.captures = captures
         self.lends = lends

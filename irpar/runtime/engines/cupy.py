@@ -2,7 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,9 +16,9 @@ from irpar.runtime.errors import EngineError, NodeError, RunError
 from irpar.runtime.instructions import Segment
 from irpar.runtime.memory import AddsInPlace, check_device_memory
 
-from .arena import Arena, arena_layout
+from .arena import Arena, ArenaLayout, arena_layout, joint_layout
 from .arrays import ON_HOST, Arrays, Moving
-from .base import Constants, EngineSettings
+from .base import CompiledSegment, Constants, EngineSettings
 from .bodies import Body, Scope, reads_of
 from .cuda import free_bytes, import_cupy
 from .cuda_graphs.runner import Captured, Program, Runner
@@ -106,10 +107,8 @@ class CupySegment:
     def __init__(self, engine: "CupyEngine", segment: Segment, constants: Constants) -> None:
         last = segment.nodes[-1]
         segment, computed = fused(segment, constants)
-        ends = not engine.keep_on_device
-        self._layout = arena_layout(segment, dtypes=DEVICE_DTYPES, beside=not engine.captures, with_ends=ends)
         self._engine = engine
-        self._segment = segment
+        self.segment = segment
         self._programs: dict[int, Program] = {}
         self._runners: dict[int, Runner] = {}
         for device in sorted({engine.lanes.device_of(rank) for rank in engine.ranks(constants)}):
@@ -122,9 +121,15 @@ class CupySegment:
                 scope.place(segment.inputs, segment.nodes, None)
                 body = Body(segment.nodes, segment.inputs, segment.outputs, (), scope)
             is_whole, is_last = segment.graph is constants.graph, last is segment.graph.last
-            places = self._layout, frozenset(scope.on_host)
+            on_host = frozenset(scope.on_host)
             talks = engine.arrays.talks if segment.communicates else None
-            self._programs[device] = Program(segment, body, known, *places, is_whole, is_last, talks)
+            self._programs[device] = Program(segment, body, known, on_host, is_whole, is_last, talks)
+
+    @cached_property
+    def _layout(self) -> ArenaLayout:
+        """Where results lie in the arena where the segment has places of its own."""
+        beside, ends = not self._engine.captures, not self._engine.keep_on_device
+        return arena_layout(self.segment, dtypes=DEVICE_DTYPES, beside=beside, with_ends=ends)
 
     @property
     def arena_bytes(self) -> int:
@@ -145,7 +150,7 @@ class CupySegment:
             raise
         except MemoryError as error:
             what = "copying what the segment reads or produces failed"
-            raise out_of_memory(what, error, self._segment.label) from error
+            raise out_of_memory(what, error, self.segment.label) from error
 
     def _replay(self, inputs: list[Any], rank: int, arena: Arena | None, writes_over: bool) -> list[Any] | None:
         """What a graph of all of the segment gives; None: there is none for these inputs."""
@@ -158,15 +163,18 @@ class CupySegment:
     def _run(self, inputs: list[Any], rank: int, arena: Arena | None, writes_over: bool) -> list[Any]:
         engine = self._engine
         with engine.lanes.of(rank) as lane:
-            runner = self._runners.get(rank) or self._runner(rank)
+            runner = self._runners.get(rank) or self._runner(rank, arena)
             results = runner.run(inputs, arena, writes_over, lane)
             if engine.keep_on_device:
                 results = runner.leave(results, arena, lane)
             return engine.arrays.leave(results, engine.keep_on_device)
 
-    def _runner(self, rank: int) -> Runner:
+    def _runner(self, rank: int, arena: Arena | None) -> Runner:
         engine, program = self._engine, self._programs[self._engine.lanes.device_of(rank)]
-        runner = Runner(program, engine.arrays, engine.told, engine.keep_on_device, engine.captures, engine.lends)
+        layout = self._layout if arena is None or arena.layout is None else arena.layout
+        runner = Runner(
+            program, layout, engine.arrays, engine.told, engine.keep_on_device, engine.captures, engine.lends
+        )
         self._runners[rank] = runner
         return runner
 
@@ -205,6 +213,7 @@ class CupyEngine:
         self.lends = settings.lends
         self.device_array: type = cupy.ndarray
         self._ranks = settings.ranks
+        self._from_host = settings.from_host
         devices = cupy.cuda.runtime.getDeviceCount()
         own, spreads = settings.local_rank % devices, settings.ranks > 1 and settings.keep_on_device
         self.is_direct = self.captures and self.keep_on_device and devices == 1
@@ -253,8 +262,26 @@ class CupyEngine:
                 failed = out_of_memory(f"an arena of {nbytes:,} bytes has no room", error, f"rank {rank}")
                 raise EngineError(failed.what, where=failed.where, do=failed.do) from error
 
-    def layout(self, program: instructions.Program) -> None:
-        """Segments have places of their own: what leaves them is lent or copied; see `Engine.layout`."""
+    def layout(self, program: instructions.Program, compiled: Mapping[Segment, CompiledSegment]) -> ArenaLayout | None:
+        """One arena for all segments where each runs once, and what it gives stays on the device; see `Engine.layout`.
+
+        Else segments have places of their own: what leaves them is lent or copied.
+        """
+        if not self.captures or not self.keep_on_device or self._ranks > 1:
+            return None
+        if any(isinstance(one, instructions.Bodies | instructions.Call) for one in program.instructions):
+            return None
+        found: list[Segment] = []
+        elsewhere = {*program.outputs}
+        for one in program.instructions:
+            made = compiled[one.segment] if isinstance(one, instructions.Compute) else None
+            if isinstance(made, CupySegment):
+                found.append(made.segment)
+            else:
+                elsewhere.update(one.reads)
+        given = [value for value in program.graph.inputs if value not in program.graph.states]
+        layout = joint_layout(found, elsewhere, DEVICE_DTYPES, given if self._from_host else ())
+        return layout if layout.nbytes else None
 
     def compile(self, segment: Segment, constants: Constants) -> CupySegment:
         """Upload constants, and find what computes every node; see `Engine.compile`."""

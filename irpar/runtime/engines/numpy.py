@@ -1,5 +1,6 @@
 """The engine `numpy`: irpar's own kernels, node by node."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from irpar.runtime.memory import AddsInPlace, check_memory
 
 from .arena import NO_BUFFERS, Arena, ArenaLayout, places_of, with_states
 from .arrays import ON_HOST, Arrays
-from .base import Constants, EngineSettings
+from .base import CompiledSegment, Constants, EngineSettings
 from .bodies import Body, Scope
 from .operation import Environment
 from .program_arena import program_layout
@@ -67,7 +68,7 @@ class NumpyEngine:
         """See `Engine.arena`."""
         return Arena(np, np.empty(nbytes, np.uint8))
 
-    def layout(self, program: Program) -> ArenaLayout:
+    def layout(self, program: Program, compiled: Mapping[Segment, CompiledSegment]) -> ArenaLayout:
         """One arena for all segments; see `Engine.layout`."""
         return program_layout(program)
 

@@ -42,7 +42,7 @@ from irpar.sharding import option
 
 from .arena import Arena
 from .arrays import ON_HOST, Arrays
-from .base import Bind, BoundWork, Constants, EngineSettings
+from .base import Bind, BoundWork, CompiledSegment, Constants, EngineSettings
 from .control_flow import CONTROL_FLOW
 from .ort_bindings import Bindings, Buffers
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
@@ -98,7 +98,7 @@ class OrtEngine:
         """See `Engine.arena`; no segment asks for one."""
         return Arena(np, np.empty(nbytes, np.uint8))
 
-    def layout(self, program: Program) -> None:
+    def layout(self, program: Program, compiled: Mapping[Segment, CompiledSegment]) -> None:
         """ONNX Runtime has memory of its own; see `Engine.layout`."""
 
     def compile(self, segment: Segment, constants: Constants) -> "OrtSegment":

@@ -84,9 +84,10 @@ class _Block:
         writing = frozenset(node for node in nodes if node_place(node) == "device" and writes_out(node))
         fresh = writing | self._views.copies
         self.leaving = _leaving(nodes, outputs, fresh)
-        self._last = last_steps(nodes, outputs, fresh)
+        held = dict.fromkeys(outputs, len(nodes))
+        self._last = last_steps(nodes, held, fresh)
         # Outside memory goes with its last reader: what a node gives that may be a view, but is none, holds nothing.
-        self._last_outside = last_steps(nodes, outputs, frozenset(filter(self._lets_go, nodes)))
+        self._last_outside = last_steps(nodes, held, frozenset(filter(self._lets_go, nodes)))
         self._bodies = {node: _bodies_of(node) for node in nodes if node.holds_graphs and node.callee is None}
         self.held = list(self._lifetimes(writing))
 

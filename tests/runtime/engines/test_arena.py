@@ -44,7 +44,7 @@ def segment_of(loaded: Module | Part):
 def compiled(loaded: Module) -> tuple[NumpySegment, Arena]:
     """The only segment of a program, and an arena for it."""
     engine = NumpyEngine(EngineSettings(loaded.opsets, 1))
-    layout = engine.layout(build_program(loaded.graph))
+    layout = engine.layout(build_program(loaded.graph), {})
     arena = Arenas(lambda rank, nbytes: poisoned(nbytes)).take(0, layout.nbytes, layout)
     assert arena is not None
     return engine.compile(segment_of(loaded), Constants(parts_of(loaded, loaded.mesh)[0])), arena

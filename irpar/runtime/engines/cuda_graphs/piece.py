@@ -54,7 +54,7 @@ class Key(NamedTuple):
 
     Attributes:
         places: the arrays that it reads where they lie.
-        shapes: of what is copied to it, and the numbers that the host reads.
+        shapes: of what is copied to it, the numbers that the host reads, and what lies where in the arena.
     """
 
     places: tuple[int, ...]
@@ -131,10 +131,10 @@ class Piece:
 
     # -- choosing a graph -----------------------------------------------------------------------------------------
 
-    def key(self, held: list[Any], writes_over: bool) -> Key:
+    def key(self, held: list[Any], writes_over: bool, layout: ArenaLayout) -> Key:
         """What a graph must have been captured for, to be replayed on what a rank holds."""
         copied = [held[slot] for slot in self._copied_slots]
-        shapes: list[Hashable] = [writes_over]
+        shapes: list[Hashable] = [writes_over, layout]
         for value in copied:
             array = value.host if isinstance(value, Held) else value
             shapes += (array.shape, array.dtype)
@@ -184,7 +184,9 @@ class Piece:
         self._last = key
         return found
 
-    def newest(self, held: list[Any], arena: Arena | None, writes_over: bool) -> CapturedGraph | None:
+    def newest(
+        self, held: list[Any], arena: Arena | None, writes_over: bool, layout: ArenaLayout
+    ) -> CapturedGraph | None:
         """The graph that was replayed last, if it is the one for what a rank holds; waits for no device."""
         key, find, of_arena = self._newest
         graph = find()
@@ -192,7 +194,7 @@ class Piece:
             return None
         if any(not isinstance(held[slot], np.ndarray) for slot in self._host_slots):
             return None
-        if key != self.key(held, writes_over):
+        if key != self.key(held, writes_over, layout):
             return None
         self._replays += 1
         return graph
@@ -307,7 +309,7 @@ class Piece:
         stays = {id(memory_of(array)) for array in environment.values() if not isinstance(array, Held)}
         stays |= {id(memory_of(array)) for array in _flat(environment.into.values())}
         outside = stays - (set() if arena is None else {id(memory_of(arena.memory))})
-        leaving = self._origins.leaving - self._origins.inside
+        leaving = self._origins.leaving - self._origins.inside - layout.carried
         node = None
         try:
             with lane.captured() as recording:

@@ -52,7 +52,6 @@ class Program:
         segment: it.
         body: its nodes, ready to run.
         constants: on the device.
-        layout: where results lie in an arena.
         on_host: values that lie on the host.
         is_whole: whether the segment runs once in a run of its program, so that what it gives to other segments may
             stay where it is.
@@ -64,7 +63,6 @@ class Program:
     segment: Segment
     body: Body
     constants: Mapping[Value, Any]
-    layout: ArenaLayout
     on_host: frozenset[Value]
     is_whole: bool
     is_last: bool
@@ -80,6 +78,7 @@ class Runner:
 
     Args:
         program: the segment.
+        layout: where results lie in an arena that has no layout for all segments.
         arrays: where arrays lie.
         notes: what is told of nodes that split a graph.
         keep_on_device: whether device arrays come in and go out.
@@ -88,9 +87,17 @@ class Runner:
     """
 
     def __init__(
-        self, program: Program, arrays: DeviceArrays, notes: Notes, keep_on_device: bool, captures: bool, lends: bool
+        self,
+        program: Program,
+        layout: ArenaLayout,
+        arrays: DeviceArrays,
+        notes: Notes,
+        keep_on_device: bool,
+        captures: bool,
+        lends: bool,
     ) -> None:
         self._program = program
+        self._layout = layout
         self._arrays = arrays
         self._notes = notes
         self._keep_on_device = keep_on_device
@@ -104,7 +111,7 @@ class Runner:
         self._escaping = [not program.is_whole or _escapes(value, lasting) for value in segment.outputs]
         stays = lends and program.is_last
         self._inside = [stays and not escapes for escapes in self._escaping]
-        self._bound = self._steady_inputs() | {*program.layout.slots}
+        self._bound = (self._steady_inputs() | {*layout.slots}) - {*layout.inputs}
         self._talks = program.talks
         self._numbers = count(Choice.GRAPH)
         self._longest = 0.0
@@ -123,7 +130,7 @@ class Runner:
         step = self._steps[0]
         if len(self._steps) > 1 or not isinstance(step, Piece) or self._talks is not None:
             return None
-        graph = step.newest(inputs, arena, writes_over)
+        graph = step.newest(inputs, arena, writes_over, self._layout_of(arena))
         return None if graph is None else graph.replay_whole(inputs, lane, self._copied)
 
     def run(self, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream) -> list[Any]:
@@ -141,11 +148,16 @@ class Runner:
 
     def leave(self, results: Sequence[Any], arena: Arena | None, lane: RankStream) -> list[Any]:
         """Results as other segments and the caller may keep them: not where a later run writes."""
-        inside = None if arena is None else memory_of(arena.memory)
+        inside, carried = (None, ()) if arena is None else (memory_of(arena.memory), self._layout_of(arena).carried)
+        outputs = zip(results, self._program.segment.outputs, self._escaping, self._inside, strict=True)
         return [
-            self._leaving(array, escapes or arena is None, None if stays else inside, lane)
-            for array, escapes, stays in zip(results, self._escaping, self._inside, strict=True)
+            self._leaving(array, escapes or arena is None, None if stays or value in carried else inside, lane)
+            for array, value, escapes, stays in outputs
         ]
+
+    def _layout_of(self, arena: Arena | None) -> ArenaLayout:
+        """What lies where in the arena of a run."""
+        return self._layout if arena is None or arena.layout is None else arena.layout
 
     def _leaving(self, value: Any, escapes: bool, inside: Any, lane: RankStream) -> Any:
         if isinstance(value, list):
@@ -250,7 +262,7 @@ class Runner:
             held[self._slots[value]] = environment[value]
 
     def _environment(self, arena: Arena | None) -> Environment:
-        into = {} if arena is None else arena.buffers(self._program.layout).into
+        into = {} if arena is None else arena.buffers(self._layout_of(arena)).into
         return Environment(self._program.constants, into)
 
     def _over(self, stretch: Stretch) -> dict[Value, Value]:
@@ -265,10 +277,11 @@ class Runner:
         self, piece: Piece, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream
     ) -> bool:
         """Run a piece; False if it was split instead."""
-        key = piece.key(held, writes_over)
+        layout = self._layout_of(arena)
+        key = piece.key(held, writes_over, layout)
         graph = piece.find(key, arena)
         if graph is None and piece.note_moves(key):
-            key = piece.key(held, writes_over)
+            key = piece.key(held, writes_over, layout)
             graph = piece.find(key, arena)
         if self._talks is not None:
             return self._run_together(self._talks, piece, key, graph, held, arena, writes_over, lane)
@@ -276,7 +289,8 @@ class Runner:
             self._set_apart_what_follows(piece.changing)
             return self._split(piece)
         if graph is None:
-            if not piece.can_bind(held) or not piece.is_worth(key):
+            is_worth = piece.is_worth(key)  # It counts, also of a first run, whose state comes from the host.
+            if not piece.can_bind(held) or not is_worth:
                 self._run_eagerly(piece.stretch, held, arena, writes_over)
                 return True
             try:
@@ -345,7 +359,8 @@ class Runner:
             return Choice.NEVER
         if graph is not None:
             return graph.number
-        return Choice.CAPTURE if piece.can_bind(held) and piece.is_worth(key) else Choice.ONE_BY_ONE
+        is_worth = piece.is_worth(key)
+        return Choice.CAPTURE if piece.can_bind(held) and is_worth else Choice.ONE_BY_ONE
 
     def _capture_together(
         self,
@@ -383,7 +398,7 @@ class Runner:
         self, piece: Piece, key: Key, held: list[Any], arena: Arena | None, writes_over: bool, lane: RankStream
     ) -> CapturedGraph:
         over = self._over(piece.stretch) if writes_over else {}
-        graph = piece.capture(key, held, self._environment(arena), self._program.layout, over, arena, lane)
+        graph = piece.capture(key, held, self._environment(arena), self._layout_of(arena), over, arena, lane)
         for node, reason in tuple(self._program.apart.items()):
             self._notes.add_apart(node, reason)
         if len(self._steps) == 1 and self._keep_on_device:
