@@ -10,6 +10,7 @@ from irpar.ir.state import LOSS
 from irpar.ops.facts import int_attribute
 from irpar.ops.gradients.writer import GradientWriter
 from irpar.pass_manager import Pass, PassResult
+from irpar.sharding import option
 
 TARGET = "target"
 """The name of the input that the output is compared with."""
@@ -22,6 +23,8 @@ IGNORED = -1
 LossKind = Literal["cross_entropy", "mse", "bce"]
 LOSSES: tuple[str, ...] = get_args(LossKind)
 CROSS_ENTROPY = "cross_entropy"
+_OUTPUT = "output:"
+"""Before the name of an output that is the loss already."""
 _PROBABILITIES = {CROSS_ENTROPY: ("Softmax", "LogSoftmax"), "bce": ("Sigmoid",)}
 """What an output may come from that is no score any more: the loss takes what went in there."""
 
@@ -73,13 +76,13 @@ class AddLoss(Pass):
         writer.phase = "forward"
         notes: tuple[str, ...] = ()
         results: dict[str, Value] = {}
-        if self.kind.startswith("output:"):
+        if self.kind.startswith(_OUTPUT):
             if self.masked:
                 raise LossError(
                     f"the model computes its loss itself ({self.kind}): no sample can be left out of it",
                     do="let irpar compute the loss, of an output with a row for each sample: cross_entropy, mse or bce",
                 )
-            results[LOSS] = _single(output_of(graph, self.kind.removeprefix("output:")))
+            results[LOSS] = _single(output_of(graph, self.kind.removeprefix(_OUTPUT)))
         else:
             results, notes = self._compared(graph, writer)
         for name, value in results.items():
@@ -89,7 +92,12 @@ class AddLoss(Pass):
         return PassResult(True, notes)
 
     def _check(self, graph: Graph) -> None:
-        if self.kind not in LOSSES and not self.kind.startswith("output:"):
+        """Refuse options that mean nothing, alone or together.
+
+        Raises:
+            LossError: saying which.
+        """
+        if self.kind not in LOSSES and not self.kind.startswith(_OUTPUT):
             raise LossError(
                 f'there is no loss "{self.kind}"',
                 notes=nearest_names(self.kind, LOSSES),
@@ -98,16 +106,25 @@ class AddLoss(Pass):
         if LOSS in graph.output_names and self.kind != f"output:{LOSS}":
             raise LossError(
                 f'the model has an output called "{LOSS}" already, which is what training adds',
-                do=f"rename it, or use --loss output:{LOSS} if it is the loss",
+                do=f"rename it, or use {option('loss', f'output:{LOSS}')} if it is the loss",
             )
         if not 0 <= self.label_smoothing < 1:
             raise LossError(f"label smoothing of {self.label_smoothing}", do="give a number from 0 to below 1")
-        if self.kind != CROSS_ENTROPY and (self.label_smoothing or self.ignore_index is not None):
+        if self.kind == CROSS_ENTROPY:
+            return
+        if self.label_smoothing or self.ignore_index is not None:
             raise LossError(
                 f"{self.kind} has no label smoothing and ignores no targets", do="leave them out, or use cross_entropy"
             )
+        if self.class_axis != -1:
+            raise LossError(f"{self.kind} has no axis of classes", do="leave it out, or use cross_entropy")
+        if self.kind.startswith(_OUTPUT) and self.output not in ("", self.kind.removeprefix(_OUTPUT)):
+            raise LossError(
+                f'{self.kind} names the output, and "{self.output}" is named, too', do="leave out one of the two"
+            )
 
     def _compared(self, graph: Graph, w: GradientWriter) -> tuple[dict[str, Value], tuple[str, ...]]:
+        """The results that compare an output with the target, by name; a line where the last operator is left out."""
         output = output_of(graph, self.output)
         scores = _scores(output, self.kind, self.class_axis)
         notes: tuple[str, ...] = ()
@@ -143,11 +160,16 @@ class AddLoss(Pass):
         }
 
     def _cross_entropy(self, graph: Graph, scores: Value, dims: tuple[Dim, ...], w: GradientWriter) -> dict[str, Value]:
+        """The results, by name, of scores of those dims.
+
+        Raises:
+            LossError: they have no such axis of classes.
+        """
         rank = len(dims)
         if not rank or not -rank <= self.class_axis < rank:
             raise LossError(
                 f"the scores have {rank} dims, and no axis {self.class_axis} of classes",
-                do="give the axis of the classes: --class-axis",
+                do=f"give the axis of the classes: {option('class_axis', 'DIM')}",
             )
         axis = self.class_axis % rank
         rest = [dim for dim in range(rank) if dim != axis]
@@ -175,7 +197,7 @@ class AddLoss(Pass):
         return {LOSS: self._smoothed(loss, spread, w)}
 
     def _counted_loss(self, scores: Value, labels: Value, ignore: int, w: GradientWriter) -> dict[str, Value]:
-        """The mean over targets that count, 0 where none does, and how many do."""
+        """The mean over targets that count, 0 where none does, and which share of them does."""
         rows = _rows(scores, labels, ignore, w)
         count = w.op("ReduceSum", [rows], {"keepdims": 0})
         ignored = {"ignore_index": ignore, "reduction": "sum"}

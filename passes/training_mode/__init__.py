@@ -8,6 +8,7 @@ from irpar.ir import Module, Node, Value
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult
 from irpar.passes.optimizer.names import NEXT
+from irpar.sharding import option
 
 from .dropout import add_dropout
 from .inference import use_statistics
@@ -73,20 +74,20 @@ def _train(module: Module, node: Node) -> bool:
         raise TrainingModeError(
             "a BatchNormalization in a body of a loop or a branch cannot be set to training mode",
             where=f"node {node.label}",
-            do="freeze the statistics (--freeze-statistics), or move it out of the body",
+            do=f"freeze the statistics ({option('freeze_statistics')}), or move it out of the body",
         )
     running = [node.inputs[index] for index in (_MEAN, _VARIANCE)]
     for value in running:
         if value in graph.states:
             raise TrainingModeError(
                 f"two BatchNormalization share the running statistic {value.source_name}",
-                do="freeze the statistics: --freeze-statistics",
+                do=f"freeze the statistics: {option('freeze_statistics')}",
             )
         if not value.is_constant:
             raise TrainingModeError(
                 f"the running statistic {value.source_name} is computed by the model: nothing can replace it",
                 where=f"node {node.label}",
-                do="freeze the statistics: --freeze-statistics",
+                do=f"freeze the statistics: {option('freeze_statistics')}",
             )
     is_new = not int_attribute(node, "training_mode", 0)
     node.set_attribute("training_mode", 1)

@@ -17,6 +17,7 @@ from irpar.ir import DType, Module, Node, TensorType, Value, tensor_type
 from irpar.ir.added_input import add_named_input
 from irpar.ops.gradients.writer import GradientWriter
 from irpar.passes.optimizer.names import NEXT
+from irpar.sharding import option
 
 SEED = "seed"
 """The name of the state that masks begin with."""
@@ -57,7 +58,7 @@ def add_dropout(module: Module, shares: Mapping[str, float], seed: int = 0) -> i
             raise DropoutError(
                 "the mask of a Dropout is read, which training makes otherwise",
                 where=f"node {node.label}",
-                do="take the node out of the model, and give --dropout",
+                do=f"take the node out of the model, and give {option('dropout', {'NAME': 'SHARE'})}",
             )
         wanted[data] = 1 - (1 - wanted.get(data, 0.0)) * (1 - share)
         node.results[0].replace_uses(data)
@@ -83,6 +84,11 @@ def _require_no_share(node: Node) -> None:
 
 
 def _named(module: Module, shares: Mapping[str, float]) -> dict[Value, float]:
+    """The values that names or globs are of, with their shares.
+
+    Raises:
+        DropoutError: a name matches nothing, or a share is none.
+    """
     graph = module.graph
     made = {value.source_name: value for node in graph for value in node.results if _is_float(value)}
     known = made | {value.source_name: value for value in graph.inputs if _is_float(value)}
@@ -107,6 +113,11 @@ def _is_float(value: Value) -> bool:
 
 
 def _own_share(node: Node) -> float:
+    """The share that a Dropout drops; ONNX's default where it says none.
+
+    Raises:
+        DropoutError: it is no constant.
+    """
     ratio = node.operands[1] if len(node.operands) > 1 else None
     if ratio is None:
         return 0.5
@@ -152,7 +163,7 @@ def masked(value: Value, share: float, key: Value, w: GradientWriter) -> Value:
     if found is None or not found.is_static:
         raise DropoutError(
             f"{value.source_name} is {value.type}: its elements cannot be counted",
-            do="give sizes to symbolic dims (--bind), or drop elements of another value",
+            do=f"give sizes to symbolic dims ({option('bind', {'NAME': 'SIZE'})}), or drop elements of another value",
         )
     shape = found.static_shape
     own = zlib.crc32(value.source_name.encode())

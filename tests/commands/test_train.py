@@ -1,6 +1,8 @@
 """irpar train: what it writes and prints, and each mistake."""
 
 import json
+from dataclasses import asdict, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,11 @@ import pytest
 
 import irpar
 from irpar import models
+from irpar.commands.train import train_command
+from irpar.passes.add_loss import AddLoss
+from irpar.passes.optimizer import Optimizer
+from irpar.passes.zero import Zero
+from irpar.training.settings import Settings
 from tests.command_line import Capture, call, refused
 from tests.training.programs import batch, samples
 
@@ -86,6 +93,19 @@ def test_what_is_next_works_of_bfloat16(network: Path, tmp_path: Path, capsys: C
     assert "verify a float32 version" in err
 
 
+def test_what_is_left_out_is_as_in_python(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    """The command, `train_step` and the passes have the same defaults."""
+    code, printed, _ = call(capsys, "train", network, "-o", tmp_path / "step.onnx", "--json")
+    assert code == 0
+    assert json.loads(printed)["training"]["settings"] == json.loads(json.dumps(asdict(Settings())))
+    for made in (Optimizer(), Zero(), AddLoss()):
+        for each in fields(made):
+            assert getattr(made, each.name) == getattr(Settings(), each.name, getattr(made, each.name)), each.name
+    parameters = signature(train_command).parameters
+    found = {each.name: parameters[f"zero_{each.name}"].default for each in fields(Zero) if each.name != "stage"}
+    assert found == {**{name: getattr(Zero(), name) for name in found}, "axes": ",".join(Zero().axes)}
+
+
 def test_a_partition_is_verified_and_shards_samples(network: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     (tmp_path / "shardings.json").write_text(
@@ -127,6 +147,8 @@ MISTAKES = {
     ("--loss", "hinge"): 'there is no loss "hinge"',
     ("--loss", "output:z"): 'the model has no output "z"',
     ("--loss", "output:y"): "the loss y is f32[8, 3], and no single number",
+    ("--loss", "output:y", "--output", "z"): 'output:y names the output, and "z" is named, too',
+    ("--loss", "mse", "--class-axis", "1"): "mse has no axis of classes",
     ("--output", "z"): 'the model has no output "z"',
     ("--class-axis", "5"): "the scores have 2 dims, and no axis 5 of classes",
     ("--label-smoothing", "1.5"): "label smoothing of 1.5",

@@ -138,7 +138,7 @@ def test_statistics_that_cannot_be_kept_are_refused_unless_frozen(text: str, tol
     with pytest.raises(IrparError) as caught:
         TrainingMode().run(normal(text))
     assert caught.value.what == told
-    assert "--freeze-statistics" in (caught.value.do or "")
+    assert "freeze_statistics=True" in (caught.value.do or "")
     assert not TrainingMode(freeze_statistics=True).run(normal(text)).changed
 
 
