@@ -11,9 +11,10 @@ from irpar.analysis.memory.holdings import at_step, holdings, step_of_peak
 from irpar.analysis.recompute import RecomputeError
 from irpar.analysis.recompute.chen import sqrt_schedule
 from irpar.analysis.recompute.costs import Costs
+from irpar.analysis.recompute.graph_tree import GraphTree, Schedules
 from irpar.analysis.recompute.matching import names_of, schedule_without
 from irpar.analysis.recompute.of_program import Program, as_tree, of_program
-from irpar.analysis.recompute.simulation import Outcome, simulate
+from irpar.analysis.recompute.simulation import Outcome
 from irpar.analysis.recompute.undone import without_repetitions
 from irpar.globs import matching_names
 from irpar.ir import Module, clone_module
@@ -238,9 +239,16 @@ def _segments(programs: Sequence[Program]) -> Outcome | None:
     outcomes: list[Outcome] = []
     for program in programs:
         tree = as_tree([program])
-        training = tree.around([body.outcome(body.plain).peak for _, body in tree.bodies])
-        schedule = sqrt_schedule(training, 0)
-        if schedule is None:
+        schedules = _segmented(tree)
+        if schedules == tree.plain:
             return None
-        outcomes.append(simulate(training, schedule))
+        outcomes.append(tree.outcome(schedules))
     return Outcome(max(each.peak for each in outcomes), max(each.cost for each in outcomes))
+
+
+def _segmented(tree: GraphTree) -> Schedules:
+    """The segments that hold least, of a graph around those of its bodies; as it is where it has none."""
+    inside = [_segmented(body) for _, body in tree.bodies]
+    peaks = [body.outcome(each).peak for (_, body), each in zip(tree.bodies, inside, strict=True)]
+    own = sqrt_schedule(tree.around(peaks), 0) or tree.plain[0]
+    return [own, *(schedule for each in inside for schedule in each)]

@@ -1,5 +1,7 @@
 """What would lower a peak: what is said of a change is what a partition with that change has."""
 
+import re
+
 import irpar
 from irpar.advice.lower_peak import Change, Programs, changes, lowering
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, with_recompute
@@ -97,6 +99,19 @@ def test_the_loop_over_micro_batches_is_looked_into() -> None:
     again = [each for each in lowering(found, changes(found)) if "again" in each.what]
     assert again
     assert all(each.peak_bytes < peak_bytes(found.now) and each.more_seconds > 0 for each in again)
+
+
+def test_segments_of_the_loop_over_micro_batches_meet_the_budget_that_is_told() -> None:
+    without_scopes = re.sub(r' scope ".*"', "", MODEL)
+    micro_batches = irpar.train_step(with_weights(without_scopes), loss="mse", optimizer="sgd", micro_batches=2)
+    made = irpar.partition(micro_batches, "dp=2")
+    assert made.module is not None
+    (told,) = (each for each in changes(Programs(made.module, made.plan.pipeline)) if "--memory-budget" in each.option)
+    assert told.peak_bytes < peak_bytes(made.module)
+    share = told.option.split()[1]
+    less = irpar.partition(micro_batches, "dp=2", pipeline=with_recompute(f"recompute{{budget={share}, method=sqrt}}"))
+    assert less.module is not None
+    assert peak_bytes(less.module) <= told.peak_bytes
 
 
 def test_what_another_change_beats_is_left_out() -> None:
