@@ -176,10 +176,13 @@ class TrainingRun:
                     "read_bytes": summary.read_bytes,
                     "evaluations": summary.evaluations,
                     "checkpoint": None if summary.checkpoint is None else str(summary.checkpoint),
+                    "notes": list(summary.notes),
                 }
             )
             return
         console = output()
+        for note in summary.notes:
+            console.print(note, soft_wrap=True)
         if not made:
             console.print(f"nothing to do: the checkpoint is of step {summary.steps:,}, and --steps is {steps:,}")
             return

@@ -54,6 +54,12 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
+def instead_of(path: Path) -> str:
+    """What to do where a checkpoint cannot be read."""
+    before = [each.name for each in checkpoints(path.parent) if each.name < path.name]
+    return f"remove it: {before[-1]} is the newest then" if before else "begin anew: no other checkpoint is before it"
+
+
 def remove_older(folder: Path, keep: int) -> None:
     """Remove all checkpoints but the newest, and what is left of those whose removal was not finished.
 
@@ -165,7 +171,7 @@ class Checkpoint:
                 made._check_block(block, file)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"cannot read the checkpoint: {error}", where=str(where), do="give another checkpoint"
+                f"cannot read the checkpoint: {_what(error)}", where=str(where), do=instead_of(path)
             ) from None
         return made
 
@@ -278,9 +284,14 @@ class Checkpoint:
             raise self._damaged(f"{file}: {error.what}") from None
 
     def _damaged(self, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"the checkpoint is damaged: {what}", where=str(self.path), do="go on with an older one of the same folder"
-        )
+        return CheckpointError(f"the checkpoint is damaged: {what}", where=str(self.path), do=instead_of(self.path))
+
+
+def _what(error: Exception) -> str:
+    """What is wrong with an index."""
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]}"
+    return "it has another form" if isinstance(error, TypeError | AttributeError) else str(error)
 
 
 def _entry(name: str, facts: Mapping[str, Any]) -> Entry:

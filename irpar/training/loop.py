@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from irpar.errors import IrparError
+from irpar.errors import IrparError, listed
 from irpar.files.atomic import new_file
 from irpar.inputs.dataset import Batch, dataset_of
 from irpar.inputs.order import Order
 from irpar.ir.state import LOSS
-from irpar.output.checkpoint import Checkpoint, CheckpointError, checkpoints
+from irpar.output.checkpoint import Checkpoint, CheckpointError, checkpoints, instead_of
 
 from .micro_batches import as_one_batch, as_samples, in_micro_batches, taker, takes_short
 from .schedule import Schedule, ScheduleError
@@ -116,6 +116,7 @@ class Summary:
         read_bytes: the most that a rank read, of all steps.
         checkpoint: the last one.
         evaluations: step to the mean loss of the samples to evaluate on.
+        notes: lines about what it goes on from.
     """
 
     first: int
@@ -124,6 +125,7 @@ class Summary:
     read_bytes: int = 0
     checkpoint: Path | None = None
     evaluations: dict[int, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def run_loop(
@@ -154,7 +156,7 @@ def run_loop(
     before = _resumed(trainer, options)
     order = _order(options, before, samples, batch, has_short=has_short)
     trainer.schedule = _schedule(trainer, options, before)
-    summary = Summary(trainer.steps, trainer.steps, [])
+    summary = Summary(trainer.steps, trainer.steps, [], notes=() if before is None else tuple(_left(trainer, before)))
     limits = {name: limit for name, limit in trainer.limits().items() if name in names}
     evaluation = _evaluation(trainer, inputs, options, limits)
     with _metrics(options, trainer.steps) as write:
@@ -247,6 +249,16 @@ def _resumed(trainer: Trainer, options: LoopOptions) -> Checkpoint | None:
     return trainer.load_checkpoint(options.checkpoint)
 
 
+def _left(trainer: Trainer, before: Checkpoint) -> Iterator[str]:
+    """Lines about what a run does not go on with as it was: another optimizer, and state that it does not keep."""
+    was, now = before.metadata.get("optimizer"), trainer.facts["optimizer"]
+    if was != now:
+        yield f"the checkpoint is of a run with {was}: this one goes on with {now}"
+    left = [name for name in before.tensors if name not in trainer.states]
+    if left:
+        yield f"the checkpoint has {listed(left, 5)}, which this program does not keep"
+
+
 def _order(options: LoopOptions, before: Checkpoint | None, samples: int, batch: int, *, has_short: bool) -> Order:
     """The order of the samples.
 
@@ -291,7 +303,7 @@ def saved_schedule(checkpoint: Checkpoint) -> Schedule:
         raise CheckpointError(
             "the checkpoint has no schedule that this irpar knows",
             where=str(checkpoint.path),
-            do="go on with an older one of the same folder",
+            do=instead_of(checkpoint.path),
         ) from None
 
 
@@ -363,7 +375,8 @@ def _metrics(options: LoopOptions, first: int) -> Iterator[Callable[[str], None]
         raise LoopError(
             "the file has the metrics of another run", where=str(path), do="give another --metrics FILE, or --resume"
         )
-    with _told(path):
+    do = "give another --metrics FILE" if options.metrics is not None else "give another folder: --checkpoint DIR"
+    with _told(path, do):
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = _lines_until(path, first) if path.is_file() else []
         with new_file(path, "the metrics", LoopError) as fresh:
@@ -372,7 +385,7 @@ def _metrics(options: LoopOptions, first: int) -> Iterator[Callable[[str], None]
     with file:
 
         def write(line: str) -> None:
-            with _told(path):
+            with _told(path, do):
                 file.write(line + "\n")
                 file.flush()
 
@@ -380,14 +393,12 @@ def _metrics(options: LoopOptions, first: int) -> Iterator[Callable[[str], None]
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Tell what the system refuses."""
+def _told(path: Path, do: str) -> Iterator[None]:
+    """Tell what the system refuses, and what to do."""
     try:
         yield
     except OSError as error:
-        raise LoopError(
-            f"cannot write the metrics: {error.strerror or error}", where=str(path), do="give another --metrics FILE"
-        ) from None
+        raise LoopError(f"cannot write the metrics: {error.strerror or error}", where=str(path), do=do) from None
 
 
 def _lines_until(path: Path, step: int) -> list[str]:

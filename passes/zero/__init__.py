@@ -231,7 +231,8 @@ class Zero(Pass):
         yield f"{what[self.stage]} of {count_text(sharded, 'tensor')} sharded over {over}{stays}"
         graph = module.graph
         given = [value.sharding for value in graph.inputs if value not in graph.states and value.sharding is not None]
-        if all(are_disjoint(module.mesh, [*lies.all_axes, *axes]) for lies in given):
+        is_free = all(are_disjoint(module.mesh, [*lies.all_axes, *axes]) for lies in given)
+        if is_free and module.mesh.group_size(axes) > 1:
             names = list(dict.fromkeys(axis.name for axis in axes))
             dim = json.dumps(names if len(names) > 1 else names[0])
             how = spelled("--dataset-sharding data_parallel", f"module.shard(INPUT, [{dim}, ...])")

@@ -90,6 +90,9 @@ def test_inputs_that_are_sharded_otherwise_are_noted() -> None:
     )
     (record,) = PassManager.parse("zero{threshold-kb=0}").run(parse_module(STEP)).records
     assert record.notes == ("optimizer state of 1 tensor sharded over dp",)
+    one = STEP.replace('"dp"=2', '"dp"=1').replace("f32[8@dp, 4]", "f32[8, 4]")
+    (record,) = PassManager.parse("zero{threshold-kb=0}").run(parse_module(one)).records
+    assert not any("no input is sharded" in note for note in record.notes)
 
 
 @pytest.mark.parametrize(("axes", "dim"), [("tp", '"tp"'), ("tp,dp:(1)2", '["tp", "dp"]')])

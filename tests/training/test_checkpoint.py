@@ -219,6 +219,19 @@ def test_what_is_damaged_is_one_clear_error_and_changes_nothing(
         same(trainer.read_all(), before)
 
 
+def test_what_is_damaged_says_which_one_is_before(whole: Path, tmp_path: Path) -> None:
+    for number in (2, 3):
+        shutil.copytree(whole, tmp_path / f"step-0000000{number}")
+    changed_index(tmp_path / "step-00000003", lambda index: index.pop("metadata"))
+    with pytest.raises(CheckpointError, match="it has no metadata") as caught:
+        Checkpoint.open(tmp_path)
+    assert caught.value.do == "remove it: step-00000002 is the newest then"
+    shutil.rmtree(tmp_path / "step-00000002")
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint.open(tmp_path)
+    assert caught.value.do == "begin anew: no other checkpoint is before it"
+
+
 def test_where_one_rank_cannot_read_its_block_all_stay_as_they_were(
     whole: Path, meshes: dict[str, irpar.Partition], tmp_path: Path
 ) -> None:

@@ -164,6 +164,26 @@ def test_a_file_of_something_else_is_not_replaced(partition: irpar.Partition, da
     assert notes.read_text() == '{"names": [1, 2]}\n'
     with pytest.raises(IrparError, match="cannot write the metrics: the target is a"):
         run(partition, data, steps=4, metrics=Path("/dev/null"))
+    with pytest.raises(LoopError, match="cannot write the metrics: Not a directory") as caught:
+        run(partition, data, steps=4, checkpoint=notes / "steps")
+    assert caught.value.do == "give another folder: --checkpoint DIR"
+
+
+def test_another_optimizer_and_what_it_does_not_keep_are_told(
+    partition: irpar.Partition, data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "steps"
+    run(partition, data, steps=2, checkpoint=folder)
+    summary, *_ = run(partition, data, steps=3, checkpoint=folder, resume=True)
+    assert summary is not None
+    assert not summary.notes
+    other = on_mesh(classifier(optimizer="sgd", dropout={"a": 0.1}), "d=1")
+    summary, *_ = run(other, data, steps=4, checkpoint=folder, resume=True)
+    assert summary is not None
+    assert summary.notes == (
+        "the checkpoint is of a run with adamw: this one goes on with sgd",
+        "the checkpoint has w.m, w.v, b.m, b.v, u.m and 4 more, which this program does not keep",
+    )
 
 
 def test_evaluation_without_samples_is_refused(partition: irpar.Partition, data: Path) -> None:
