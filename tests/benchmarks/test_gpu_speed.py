@@ -96,6 +96,27 @@ def test_names() -> None:
 # -- operators and rates ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("late", "is_behind", "spun"), [(0, False, [1, 1, 1]), (2, False, [1, 2, 4, 1, 1]), (9, True, [1, 2, 4] * 3)]
+)
+def test_the_device_waits_longer_for_a_slow_host(late: int, is_behind: bool, spun: list[int]) -> None:
+    waits: list[int] = []
+    clock = DeviceClock("numpy")
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    clock._cupy = SimpleNamespace(
+        cuda=SimpleNamespace(
+            Event=lambda: SimpleNamespace(**vars(event), done=len(waits) < late),
+            runtime=SimpleNamespace(deviceSynchronize=lambda: None),
+            get_elapsed_time=lambda begin, end: 40.0,
+        ),
+        int64=int,
+    )
+    clock._spin = lambda grid, block, arguments: waits.append(arguments[0])
+    assert clock.seconds(lambda: None) == 0.002
+    assert clock.is_behind == is_behind
+    assert [round(wait / waits[0]) for wait in waits] == spun
+
+
 def test_operators_and_rates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(DeviceClock, "seconds", lambda self, start, runs=0: [start(), 0.5][1])
     monkeypatch.setattr(kernel_speeds, "COUNT_OF_SMALL", 100)

@@ -182,7 +182,7 @@ def _kernels(kernels: Mapping[str, Any], rates: Mapping[str, Any]) -> list[str]:
         "The device's time by events, behind a kernel that spins until all runs are asked for. Share: of the rate of "
         "products or of copies, whichever is nearer. What fits the cache (tens of MB) may pass the rate of copies."
     )
-    return [told, "", *markdown_table(("operator", "us", "TFLOP/s", "GB/s", "share", "on the host"), rows)]
+    return [told, "", *markdown_table(("operator", "us", "TFLOP/s", "GB/s", "share", "notes"), rows)]
 
 
 def _problems(entries: Iterable[Mapping[str, Any]]) -> list[str]:
