@@ -661,6 +661,26 @@ def test_large_inputs_are_read_where_they_lie_until_they_move(launches: Callable
         np.testing.assert_array_equal(y._array, expected)
 
 
+def test_small_inputs_that_stay_are_read_where_they_lie_until_they_move(copies: list[int]) -> None:
+    program = compiled(LARGE, keep_on_device=True, lends=True)
+    arena = program.engine.arena(0, program.device.arena_bytes)
+    names = [value.name for value in program.segment.inputs]
+    large, small = placed(numbers(70000)), [placed(numbers(3, seed=place)) for place in range(2)]
+    copied = []
+    for place in (*[0] * (piece.STAYS + 5), 1, *[0] * (piece.STAYS + 5), *[0, 1] * 3):
+        small[place]._array += 1
+        given = {"x": large, "s": small[place]}
+        copies.clear()
+        results = program.device.run([given[name] for name in names], 0, arena)
+        expected = -(large._array + small[place]._array.sum())
+        np.testing.assert_array_equal(
+            results[program.segment.outputs.index(program.segment.graph.outputs[0])]._array, expected
+        )
+        copied.append(copies.count(small[place]._array.nbytes))
+    is_read_there = [place for place, count in enumerate(copied) if not count]
+    assert is_read_there == [0, *range(piece.STAYS + 3, piece.STAYS + 5)]  # The first run launches node by node.
+
+
 def test_what_moves_seldom_is_not_copied(launches: Callable[[], int]) -> None:
     large = compiled(LARGE, keep_on_device=True)
     small = placed(numbers(3))
@@ -671,7 +691,7 @@ def test_what_moves_seldom_is_not_copied(launches: Callable[[], int]) -> None:
             large.device.run([given[name] for name in names])
     (runner,) = large.device._runners.values()
     (step,) = runner._steps
-    assert [value.name for value in step._bound] == ["x"]
+    assert {value.name for value in step._bound} == {"x", "s"}
     assert sum(map(len, step._graphs.values())) == 1  # Those of arrays that are gone are let go.
 
 

@@ -28,6 +28,10 @@ REPLAYS = 10
 """What is captured pays if it is replayed so often: changes with as many replays between them do not add up."""
 MOVES = 3
 """An operand that lay elsewhere so often is copied to a place of the graph's from then on."""
+STAYS = 10
+"""An operand that was copied from one place in so many replays in a row is read there, until it lies elsewhere."""
+WATCHED = 64
+"""Replays in which that is looked at."""
 CHANGES = 8
 """Numbers that the host reads, and that were others so often, are no part of what is captured from then on."""
 CAPTURES = 32
@@ -117,6 +121,7 @@ class Piece:
         self._captures = self._replays = 0
         self._moved: Counter[Value] = Counter()
         self._changed: Counter[Value] = Counter()
+        self._settled: set[Value] = set()
         self._replays_before = 0
         self.changing: Value | None = None
         self._choose()
@@ -128,6 +133,9 @@ class Piece:
         self._copied_slots = [self._slots[value] for value in self._copied]
         self._host_slots = [self._slots[value] for value in self._on_host]
         self._take_bound = _taker([self._slots[value] for value in self._bound])
+        self._take_copied = _taker(self._copied_slots)
+        self._copied_from: tuple[int, ...] = ()
+        self._stays, self._watched = 0, WATCHED if self._copied else 0
 
     # -- choosing a graph -----------------------------------------------------------------------------------------
 
@@ -194,10 +202,34 @@ class Piece:
             return None
         if any(not isinstance(held[slot], np.ndarray) for slot in self._host_slots):
             return None
-        if key != self.key(held, writes_over, layout):
+        if key != self.key(held, writes_over, layout) or (self._watched and self._has_settled(held)):
             return None
         self._replays += 1
         return graph
+
+    def _has_settled(self, held: list[Any]) -> bool:
+        """Read from now on where it lies what stays there; whether there is such, so that the key is another."""
+        arrays = self._take_copied(held)
+        before, self._copied_from = self._copied_from, tuple(map(id, arrays))
+        self._stays = self._stays + 1 if before == self._copied_from else 0
+        self._watched -= 1
+        if self._stays < STAYS:
+            return False
+        self._watched, kind = 0, self._arrays.module.ndarray
+        found = {
+            value
+            for value, array in zip(self._copied, arrays, strict=True)
+            if isinstance(array, kind)
+            and array.flags.c_contiguous
+            and value not in self._origins.states | self._settled
+        }
+        if found:
+            self._settled |= found
+            self._bound = [value for value in self.stretch.reads if value in found.union(self._bound)]
+            self._was_run = True
+            self._choose()
+            self._watched = 0
+        return bool(found)
 
     def is_worth(self, key: Key) -> bool:
         """Whether to capture a graph for a key: when it comes again, unless others came all the time."""
@@ -235,8 +267,10 @@ class Piece:
 
     def _count_moves(self, moved: Iterable[Value]) -> bool:
         """Count that operands lay elsewhere; whether some are copied from now on."""
+        moved = {*moved}
         self._moved.update(moved)
-        bound = [value for value in self._bound if self._moved[value] < MOVES]
+        left = self._settled & moved
+        bound = [value for value in self._bound if self._moved[value] < MOVES and value not in left]
         if len(bound) == len(self._bound):
             return False
         self._bound, self._was_run = bound, True
