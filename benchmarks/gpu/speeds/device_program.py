@@ -116,6 +116,12 @@ class DeviceProgram:
         """What the engine tells of how nodes were computed."""
         return tuple(self._engine.notes)
 
+    @property
+    def operators(self) -> list[str]:
+        """What is computed, in order: what the engine made of the nodes."""
+        segments = [getattr(compiled, "segment", own) for own, compiled in self._compiled.items()]
+        return [node.op_type for segment in segments for node in segment.nodes]
+
     def capture_facts(self) -> list[dict[str, int]]:
         """How much of each segment is captured in CUDA graphs, where the engine captures."""
         told = [getattr(compiled, "captured", None) for compiled in self._compiled.values()]

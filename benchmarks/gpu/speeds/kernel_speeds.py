@@ -47,6 +47,8 @@ def time_operator(operator: Operator, engine: str, clock: DeviceClock) -> dict[s
     program = DeviceProgram(irpar.load(operator.model()), engine, captures=False)
     program.give(operator.arrays())
     seconds = clock.seconds(program)
+    runs = program.operators
+    as_others = [] if runs in ([operator.name], ["Fused"]) else [f"runs as {', '.join(runs)}"]
     late = ["the time is the host's, which asks for it more slowly"] * clock.is_behind
     work = least_work(program.graph, operator.masked_flops)
     return {
@@ -54,6 +56,6 @@ def time_operator(operator: Operator, engine: str, clock: DeviceClock) -> dict[s
         "label": operator.label,
         "dtype": operator.dtype,
         "seconds": seconds,
-        "notes": [*program.notes, *late],
+        "notes": [*program.notes, *as_others, *late],
         **work.as_json(),
     }
