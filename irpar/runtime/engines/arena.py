@@ -10,6 +10,7 @@ import numpy as np
 from irpar.analysis.engines import writes_out
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime, Offsets
+from irpar.analysis.memory.scratch import needed_bytes
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.runtime.instructions import Segment
 
@@ -207,7 +208,12 @@ def joint_layout(
         Lifetime(value, value.tensor_type.nbytes, first[value], last.get(value, first[value])) for value in arriving
     ]
     held.extend(result_lifetimes(nodes, writing, over.union(elsewhere), last, dtypes))
-    found = place(held)
+    # What the plan counts for kernels beside their results has room, and stays free: most need less.
+    beside: list[Lifetime[Value | Node]] = []
+    for step, node in enumerate(nodes):
+        if not node.domain and (needed := needed_bytes(node)):
+            beside.append(Lifetime(node, needed, step, step))
+    found = place(held + beside)
     slots = slots_of(held, found)
     inputs = {value: slots.pop(value) for value in copied if value in slots}
     placed = tuple(node for node in nodes if not slots.keys().isdisjoint(node.results))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from irpar.analysis.channels_last import put_channels_last
-from irpar.analysis.kernel_fusion import Stretch, stand_ins
+from irpar.analysis.kernel_fusion import Stretch, slices_first, stand_ins
 from irpar.analysis.segments import is_segment, stretches
 from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ir.clone import clone_node, clone_value
@@ -25,7 +25,9 @@ def fused(segment: Segment, constants: Constants) -> tuple[Segment, frozenset[Va
         if put_channels_last(copy.graph):
             computed = take_computed(copy.graph, lambda value: constants.array(copy.original(value)))
             return copy.segment(), frozenset(computed)
-    return replace(segment, nodes=_fused(segment.nodes, segment.outputs, segment.over)), frozenset()
+    nodes, computed = slices_first(_fused(segment.nodes, segment.outputs, segment.over), {*segment.outputs})
+    read = (*segment.constants, *computed)
+    return replace(segment, nodes=tuple(nodes), constants=read), frozenset(computed)
 
 
 def _fused(nodes: Sequence[Node], outputs: Iterable[Value], over: Mapping[Value, Value]) -> tuple[Node, ...]:
