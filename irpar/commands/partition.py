@@ -482,11 +482,12 @@ def _print(made: Made, out: Path, by: str) -> None:
     if not made.annotated and not is_zero and plan.mesh_of_ranks.size > 1:
         console.print(f"no tensor was annotated ({by}), so nothing asked for a sharding")
     folder = shlex.quote(str(out))
-    run = f", irpar run {folder} --data DATA --steps N" if plan.training is not None else ""
+    has_weights = all(part["weights"] is not None for part in plan.parts)
     is_bf16 = plan.training is not None and plan.training["settings"].get("precision") == "bf16"
-    verify = "" if is_bf16 else f"irpar verify {folder}, "
+    verify = f"irpar verify {folder}, " if has_weights and not is_bf16 else ""
+    run = f", irpar run {folder} --data DATA --steps N" if has_weights and plan.training is not None else ""
     console.print(f"written to {folder}; next: {verify}irpar explain {folder}{run}", soft_wrap=True)
-    if is_bf16:
+    if run and is_bf16:
         console.print(_WITHOUT_BF16)
     for line in made.told:
         console.print(line, soft_wrap=True)

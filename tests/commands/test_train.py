@@ -106,6 +106,12 @@ def test_what_is_left_out_is_as_in_python(network: Path, tmp_path: Path, capsys:
     assert found == {**{name: getattr(Zero(), name) for name in found}, "axes": ",".join(Zero().axes)}
 
 
+def test_what_is_next_needs_no_weights_where_there_are_none(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    code, printed, _ = call(capsys, "train", network, "-o", tmp_path / "out", "--weights", "none")
+    assert code == 0
+    assert printed.endswith(f"next: irpar explain {tmp_path / 'out'}\n")
+
+
 def test_a_partition_is_verified_and_shards_samples(network: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out"
     (tmp_path / "shardings.json").write_text(
