@@ -8,13 +8,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from irpar.analysis.engines import writes_out
+from irpar.analysis.memory.liveness import nested_bytes
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime, Offsets
-from irpar.analysis.memory.scratch import needed_bytes
+from irpar.analysis.memory.scratch import needed_bytes, nested_scratch
 from irpar.ir import Node, Value, captured_or_read, tensor_type
 from irpar.runtime.instructions import Segment
 
 from .arena_height import height, most_with, outside_of
+from .control_flow import SCAN
 
 T = TypeVar("T")
 
@@ -196,7 +198,7 @@ def joint_layout(
         copied: inputs that are copied to the arena when a segment that reads them begins.
     """
     nodes = tuple(node for segment in segments for node in segment.nodes)
-    writing = frozenset(filter(writes_out, nodes))
+    writing = frozenset(node for node in nodes if writes_out(node) or node.identity == SCAN)
     steps = steps_of(nodes)
     held_to = {value: steps[segment.nodes[-1]] for segment in segments for value in segment.outputs}
     last = last_steps(nodes, {value: step for value, step in held_to.items() if value in elsewhere}, writing)
@@ -211,7 +213,7 @@ def joint_layout(
     # What the plan counts for kernels beside their results has room, and stays free: most need less.
     beside: list[Lifetime[Value | Node]] = []
     for step, node in enumerate(nodes):
-        if not node.domain and (needed := needed_bytes(node)):
+        if not node.domain and (needed := needed_bytes(node) + nested_bytes(node) + nested_scratch(node)):
             beside.append(Lifetime(node, needed, step, step))
     found = place(held + beside)
     slots = slots_of(held, found)

@@ -90,6 +90,10 @@ class Arrays:
         """What was made, in a block that it is to lie in, if that is of its kind; it may lie there already."""
         return made
 
+    def is_stack(self, stack: Any, rows: Sequence[Any]) -> bool:
+        """Whether arrays are the rows of another, where they are to lie."""
+        return False
+
     def constant(self, array: "np.ndarray[Any, Any]", reads: "Reads") -> Any:
         """A tensor whose numbers are known before anything runs, and where they are read."""
         return array

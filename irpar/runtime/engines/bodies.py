@@ -118,17 +118,24 @@ class Body:
             node for node in nodes if not self._sums.keys().isdisjoint(node.results) and arrays.may_add_over(node)
         ]
         own = {*inputs, *(value for node in nodes for value in node.results)}
+        self._making = [node for node in nodes if not set(outputs).isdisjoint(node.results)]
         self._left = tuple({*inputs, *own.intersection(outputs), *self._constants})
         self.instructions = _instructions(nodes, own, set(outputs), scope)
 
-    def call(self, arguments: Sequence[Any], environment: Environment) -> list[Any]:
-        """Run with values for the inputs; `environment` holds what the nodes read from outside, as it does after it."""
-        results = self.take([*arguments], environment)
+    def call(self, arguments: Sequence[Any], environment: Environment, rooms: Sequence[Any] = ()) -> list[Any]:
+        """Run with values for the inputs; `environment` holds what the nodes read from outside, as it does after it.
+
+        Args:
+            arguments: the values.
+            environment: that.
+            rooms: where outputs are to lie, None for those that may lie anywhere; empty: all may.
+        """
+        results = self.take([*arguments], environment, rooms)
         for value in self._left:
             environment.pop(value, None)
         return results
 
-    def take(self, arguments: list[Any], environment: Environment) -> list[Any]:
+    def take(self, arguments: list[Any], environment: Environment, rooms: Sequence[Any] = ()) -> list[Any]:
         """Run in an environment of its own. The list of arguments is emptied: what nothing reads any more is freed."""
         environment.update(self._constants)
         environment.update(zip(self.inputs, arguments, strict=True))
@@ -138,6 +145,11 @@ class Body:
         blocks = {value: block for value, block in blocks.items() if self._arrays.is_own(block)}
         if blocks:
             environment.into = with_states(into, self._adding, blocks)
+        places = {value: room for value, room in zip(self.outputs, rooms, strict=False) if room is not None}
+        places = {value: room for value, room in places.items() if value not in blocks}
+        if places:
+            environment.into = with_states(environment.into, self._making, places)
+            blocks |= places
         run(self.instructions, environment, self._arrays)
         environment.into = into
         bring(environment, blocks, self._arrays)

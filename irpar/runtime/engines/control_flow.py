@@ -20,11 +20,22 @@ if TYPE_CHECKING:
     from .bodies import Scope
 
 
+SCAN = ("", "Scan")
+"""What writes its results where it is told to, on a device, and its rows one by one there."""
+
+
 class Trip(NamedTuple):
-    """One run of a body that is asked for: which one, and with what."""
+    """One run of a body that is asked for.
+
+    Attributes:
+        body: which one.
+        inputs: with what.
+        rooms: where its outputs are to lie; None for those that may lie anywhere, which all may where it is empty.
+    """
 
     body: Graph
     inputs: Sequence[Any]
+    rooms: Sequence[Any] = ()
 
 
 Trips = Generator[Trip, Sequence[Any], Sequence[Any]]
@@ -67,7 +78,7 @@ def _loop(node: Node, inputs: Sequence[Any], arrays: Arrays = ON_HOST) -> Trips:
     return [*state, *stacked]
 
 
-def _scan(node: Node, inputs: Sequence[Any], arrays: Arrays = ON_HOST) -> Trips:
+def _scan(node: Node, inputs: Sequence[Any], arrays: Arrays = ON_HOST, rooms: Sequence[Any] = ()) -> Trips:
     if node.version and node.version < 9:
         raise EngineError("Scan of opset 8 cannot be computed", where=node.label, do="convert the model to opset 13")
     body = _body(node, "body")
@@ -85,18 +96,23 @@ def _scan(node: Node, inputs: Sequence[Any], arrays: Arrays = ON_HOST) -> Trips:
         raise ValueError(f"scan inputs have different lengths {sorted(lengths)}")
     length = lengths.pop()
     rows: list[list[Any]] = [[] for _ in range(produced)]
+    result_axes = _ints(node, "scan_output_axes", produced)
+    stacks = [room if axis == 0 else None for axis, room in zip(result_axes, rooms[carried:], strict=False)]
     for step in range(length):
         places = [length - 1 - step if reverse else step for reverse in backward]
         # Of a vector numpy gives a number, which engines do not take for a tensor.
         items = [arrays.keep(xp.asarray(source[place])) for source, place in zip(sources, places, strict=True)]
-        results = yield Trip(body, (*state, *items))
+        ends = [length - 1 - step if reverse else step for reverse in prepend]
+        into = [None if stack is None else stack[end] for stack, end in zip(stacks, ends, strict=False)]
+        results = yield Trip(body, (*state, *items), [*[None] * carried, *into])
         state = results[:carried]
         for row, value in zip(rows, results[carried:], strict=True):
             row.append(value)
-    result_axes = _ints(node, "scan_output_axes", produced)
+    ordered = [row[::-1] if reverse else row for row, reverse in zip(rows, prepend, strict=True)]
+    stacks += [None] * (produced - len(stacks))
     stacked = [
-        _stack(row[::-1] if reverse else row, axis, value, arrays)
-        for row, axis, reverse, value in zip(rows, result_axes, prepend, body.outputs[carried:], strict=True)
+        stack if stack is not None and arrays.is_stack(stack, row) else _stack(row, axis, value, arrays)
+        for stack, row, axis, value in zip(stacks, ordered, result_axes, body.outputs[carried:], strict=True)
     ]
     return [*state, *stacked]
 
@@ -134,17 +150,20 @@ def _stack(row: Sequence[Any], axis: int, value: Value, arrays: Arrays) -> Any:
 def _with_bodies(node: Node, scope: "Scope") -> Operation:
     start = TRIPS[node.op_type]
     bodies = {graph: scope.body(graph) for graph in node.nested_graphs()}
-    sums = sums_of(node)
+    sums, arrays = sums_of(node), scope.arrays
 
     def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:
-        trips = start(node, with_own_blocks(inputs, sums, scope.arrays), scope.arrays)
+        given = environment.into.get(node, ())
+        rooms = given if isinstance(given, tuple) else (given,)
+        trips = start(node, with_own_blocks(inputs, sums, arrays), arrays, *([rooms] if rooms else []))
         try:
             trip = next(trips)
             while True:
-                trip = trips.send(bodies[trip.body].call(trip.inputs, environment))
+                trip = trips.send(bodies[trip.body].call(trip.inputs, environment, trip.rooms))
         except StopIteration as end:
             results: Sequence[Any] = end.value
-            return results
+            places = zip(results, rooms or [None] * len(results), strict=True)
+            return [made if room is None else arrays.brought(made, room) for made, room in places]
 
     return run
 

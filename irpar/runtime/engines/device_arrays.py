@@ -239,6 +239,12 @@ class DeviceArrays(Arrays):
         block[...] = made
         return block
 
+    def is_stack(self, stack: Any, rows: Sequence[Any]) -> bool:
+        """See `Arrays.is_stack`, in the device's memory."""
+        if len(stack) != len(rows):
+            return False
+        return all(not isinstance(row, Held) and place_of(row) == place_of(stack[n]) for n, row in enumerate(rows))
+
     def keep(self, array: Any) -> Any:
         """A tensor that was made of an array of numpy or of the device."""
         return Held(np.asarray(array)) if isinstance(array, np.ndarray | np.generic) else array

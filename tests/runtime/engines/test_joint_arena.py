@@ -7,11 +7,13 @@ import irpar
 from irpar import models
 from irpar.analysis.training_facts import facts_of
 from irpar.passes.optimizer.names import LEARNING_RATE
+from irpar.runtime.engines import control_flow
 from irpar.runtime.engines import cupy as engine
 from irpar.runtime.engines.arena import ArenaLayout, joint_layout
 from irpar.runtime.executor import Executor
 from irpar.runtime.program import build_program
 from irpar.runtime.session import Session
+from irpar.sharding import Mesh
 from irpar.training.trainer import Trainer
 from irpar.verification.inputs import random_inputs
 from tests import strict_graphs
@@ -108,3 +110,49 @@ def test_families_are_trained_as_by_numpy(family: str, monkeypatch: pytest.Monke
                 found = session.run(inputs)
                 for name, array in wanted.items():
                     np.testing.assert_allclose(found[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+SCANNED = """
+    graph @g(%x: f32[6, 4], %h: f32[4]) -> (%last, %y) opset 21 {
+      %n = Neg(%h) : f32[4]
+      %end, %all, %back, %twice, %wide = Scan(%n, %x) {
+        num_scan_inputs=1, scan_output_directions=[0, 1, 0, 0], scan_output_axes=[0, 0, 0, 1], body=graph @step(%s: f32[4], %i: f32[4]) -> (%t, %t, %u, %u, %u) {
+          %t = Add(%s, %i) : f32[4]
+          %u = Tanh(%t) : f32[4]
+        }
+      } : f32[4], f32[6, 4], f32[6, 4], f32[6, 4], f32[4, 6]
+      %turned = Transpose(%wide) {perm=[1, 0]} : f32[6, 4]
+      %a = Add(%all, %back) : f32[6, 4]
+      %b = Mul(%twice, %turned) : f32[6, 4]
+      %y = Sub(%a, %b) : f32[6, 4]
+      %last = Neg(%end) : f32[4]
+    }
+"""
+
+
+def test_rows_of_a_scan_are_written_where_they_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked: list[int] = []
+    monkeypatch.setattr(
+        control_flow,
+        "_stack",
+        lambda row, axis, *given, stack=control_flow._stack: stacked.append(axis) or stack(row, axis, *given),
+    )
+    loaded = module(SCANNED)
+    poison, launched = Poison(monkeypatch), strict_graphs.Graph.launches
+    with (
+        strict_device(),
+        Executor(loaded, Mesh({"x": 1}), engine="cupy", group=DeviceGroup(Mesh({"x": 1}))) as executor,
+    ):
+        for seed in range(4):
+            random = np.random.default_rng(seed)
+            x, h = random.standard_normal((6, 4)).astype(np.float32), random.standard_normal(4).astype(np.float32)
+            found = executor.run({"x": x, "h": h})
+            sums = np.cumsum(np.concatenate([-h[None], x]), 0, np.float32)[1:]
+            np.testing.assert_allclose(found["last"], -sums[-1], rtol=1e-5)
+            tanh = np.tanh(sums)
+            np.testing.assert_allclose(found["y"], sums + tanh[::-1] - tanh * tanh, rtol=1e-4, atol=1e-6)
+    assert poison.gone
+    assert strict_graphs.Graph.launches > launched
+    # One value has one place: its second stack, and one along another dim, are put together at the end.
+    assert set(stacked) == {0, 1}
+    assert stacked.count(0) == stacked.count(1)

@@ -14,6 +14,7 @@ from irpar.kernels.cuda import padding
 from irpar.ops.effects import is_compute
 from irpar.runtime.engines.arena import Arena, ArenaLayout, with_states
 from irpar.runtime.engines.bodies import Instruction, bring
+from irpar.runtime.engines.control_flow import SCAN
 from irpar.runtime.engines.device_arrays import DEVICE_DTYPES, DeviceArrays, Held, PlacedKernel, place_of
 from irpar.runtime.engines.lanes import RankStream
 from irpar.runtime.engines.operation import Environment
@@ -371,7 +372,8 @@ class Piece:
     ) -> None:
         """Run a node; what its kernel makes beside results that have their places lies where the arena is free then."""
         places = _flat([environment.into.get(one.node)])
-        if arena is None or not isinstance(one.operation, PlacedKernel) or len(places) < len(one.results):
+        is_kernel = isinstance(one.operation, PlacedKernel) or one.node.identity == SCAN
+        if arena is None or not is_kernel or len(places) < len(one.results):
             one.run(environment)
             return
         with recording.lending(arena, layout.free_beside(one.node, arena.nbytes)) as lent:
