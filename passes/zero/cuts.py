@@ -52,9 +52,11 @@ def cut_of(lies: Sharding, shape: Sequence[int], axes: Sequence[Axis]) -> Cut:
     for dim in (*free, *taken):
         if shape[dim] and shape[dim] % (lies.dim_parts(dim) * parts) == 0:
             return Cut(_cut(lies, dim, axes))
+    if not shape:
+        return Cut(lies, "it is a single number", is_sharded=False)
     # The last blocks of a long dim are short by little.
-    dim = max(dims, key=lambda dim: shape[dim] / lies.dim_parts(dim)) if shape else -1
-    if dim < 0 or shape[dim] < lies.dim_parts(dim) * parts:
+    dim = max(dims, key=lambda dim: shape[dim] / lies.dim_parts(dim))
+    if shape[dim] < lies.dim_parts(dim) * parts:
         return Cut(lies, f"no dim of a block, {blocks}, has {parts} elements", is_sharded=False)
     return Cut(_cut(lies, dim, axes), f"uneven blocks: no dim of a block, {blocks}, divides by {parts}")
 

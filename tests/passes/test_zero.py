@@ -185,7 +185,8 @@ def test_short_dims_stay() -> None:
         False,
         "no dim of a block, [3, 2], has 4 elements",
     )
-    assert not cut_of(Sharding.replicated(mesh, 0), (), [Axis("dp")]).is_sharded
+    found = cut_of(Sharding.replicated(mesh, 0), (), [Axis("dp")])
+    assert (found.is_sharded, found.why) == (False, "it is a single number")
 
 
 def test_what_is_sharded_over_the_axes_already_stays() -> None:

@@ -368,9 +368,9 @@ def _refusal(error: Exception, segment: Segment) -> EngineError:
     if match := _NO_KERNEL.search(text):
         op_type, version, name = match.groups()
         types = _operand_types(segment, name)
-        return EngineError(
-            f"ONNX Runtime has no CPU kernel for {op_type}, opset {version}{types}", where=f"node {name}", do=do
-        )
+        # What ONNX Runtime makes of an operator that is a function has no name.
+        where = f"node {name}" if name else segment.label
+        return EngineError(f"ONNX Runtime has no CPU kernel for {op_type}, opset {version}{types}", where=where, do=do)
     if match := _BAD_TYPE.search(text):
         type_, operand, op_type, name = match.groups()
         return EngineError(

@@ -181,6 +181,18 @@ def test_an_op_without_a_kernel_is_named() -> None:
         assert executor.run({"a": a})["y"].astype(np.float32).tolist() == [[7, 10], [15, 22]]
 
 
+def test_an_op_that_is_a_function_without_a_kernel_is_named() -> None:
+    """What ONNX Runtime makes of it has no name."""
+    loaded = module("""
+        graph @g(%a: f64[4]) -> (%y) opset 21 {
+          %y = Gelu(%a) : f64[4]
+        }
+    """)
+    with pytest.raises(EngineError, match="has no CPU kernel for Erf") as caught:
+        Executor(loaded, ONE)
+    assert "Gelu of %y" in str(caught.value)
+
+
 def test_an_operator_of_a_strange_domain_is_refused() -> None:
     loaded = module("""
         graph @g(%a: f32[2]) -> (%y) opset 21, "my.ops" 1 {
