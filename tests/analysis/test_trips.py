@@ -2,7 +2,7 @@
 
 import pytest
 
-from irpar.analysis.trips import Trips, When, choose, memory_of, say_trips, trips_said
+from irpar.analysis.trips import Trips, When, memory_of, say_trips, say_when, trips_said
 from irpar.ir import Module, parse_module
 from irpar.sharding import IrparError
 
@@ -29,7 +29,7 @@ def test_what_goes_without_saying_is_not_said() -> None:
 )
 def test_what_memory_decides_is_said_and_told(when: When, held: int, words: str) -> None:
     said = module()
-    (line,) = choose(said, "reduce", when, held, 200)
+    line = say_when(said, "reduce", when, held, 200)
     assert line.endswith(words)
     assert trips_said(said) == Trips(when, "auto")
 
