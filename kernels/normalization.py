@@ -337,7 +337,7 @@ def local_response_normalization(
 
 def softmax_of(xp: ArrayModule, x: Array, axis: int, out: Array | None = None) -> Array:
     """Softmax of a float32 or float64 array along one axis, on request in an array like it."""
-    if not x.shape[axis]:
+    if not x.size:
         return x.copy()
     e = xp.subtract(x, x.max(axis=axis, keepdims=True), out=_on_the_way(xp, x, out))
     xp.exp(e, out=e)
@@ -346,7 +346,7 @@ def softmax_of(xp: ArrayModule, x: Array, axis: int, out: Array | None = None) -
 
 def log_softmax_of(xp: ArrayModule, x: Array, axis: int, out: Array | None = None) -> Array:
     """Logarithm of softmax of a float32 or float64 array along one axis, on request in an array like it."""
-    if not x.shape[axis]:
+    if not x.size:
         return x.copy()
     shifted = xp.subtract(x, x.max(axis=axis, keepdims=True), out=_on_the_way(xp, x, out))
     return xp.subtract(shifted, xp.log(_sum_of_exp(xp, shifted, axis)), out=shifted if out is None else out)
