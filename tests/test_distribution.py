@@ -1,5 +1,6 @@
 """Tests of a file run in one process of several, and in one of several runs."""
 
+import os
 import re
 import subprocess
 import sys
@@ -53,8 +54,14 @@ def test_each_file_stays_in_one_process(tmp_path: Path) -> None:
             "import pytest\n@pytest.mark.parametrize('n', range(20))\ndef test_any(n): pass\n"
         )
     command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.conftest", "--numprocesses", "2"]
+    of_all = {name: value for name, value in os.environ.items() if name != "IRPAR_TEST_PART"}
     told = subprocess.run(
-        [*command, "--dist", "loadfile", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=patient(120)
+        [*command, "--dist", "loadfile", str(tmp_path)],
+        cwd=ROOT,
+        env=of_all,
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
     ).stdout
     ran = re.findall(r"\[(gw\d)\].* PASSED .*?(test_\w+\.py)", told)
     assert len(ran) == 60, told
