@@ -69,7 +69,7 @@ class Recompute(Pass):
             RecomputeError: no schedule that was found fits the budget.
         """
         self._check(module)
-        before, costs = peak_bytes(module), Costs(module)
+        before, known_limit, costs = peak_bytes(module), module.memory_limit, Costs(module)
         cost = sum(map(costs.of_graph, module.graphs))
         programs = self._programs(module, costs)
         if self.match:
@@ -78,12 +78,14 @@ class Recompute(Pass):
         else:
             budget = self.budget_of(before)
             schedules, facts = self._solved(module, programs, budget)
-            module.memory_limit = min(budget, module.memory_limit or budget)
+            module.memory_limit = budget if known_limit is None else min(budget, known_limit)
         count = _write(module, programs, schedules)
         if not count and self.match:
             return PassResult(False, notes=("nothing that the backward pass reads matches",))
         if not count:
-            return PassResult(True, notes=(f"ranks hold {bytes_text(before)}, which fits",))
+            return PassResult(
+                module.memory_limit != known_limit, notes=(f"ranks hold {bytes_text(before)}, which fits",)
+            )
         after = peak_bytes(module)
         trees = [as_tree([program]) for program in programs]
         more = sum(

@@ -122,6 +122,14 @@ def test_what_fits_stays_as_it_is() -> None:
     assert record.notes == ("ranks hold 1.79 kB, which fits",)
 
 
+def test_a_program_that_holds_nothing_has_a_limit_which_is_read_back_and_set_once() -> None:
+    module = parse_module("graph local @g(%x: f32[0, 8]) -> (%y) opset 18 ranks [0] {\n%y = Tanh(%x) : f32[0, 8]\n}")
+    for budget in (0.5, 1):
+        run_pipeline(f"recompute{{budget={budget}}}", module)
+        assert module.memory_limit == 0
+    assert parse_module(str(module)).memory_limit == 0
+
+
 def test_a_budget_in_gb() -> None:
     module = read(chain(12))
     (record,) = run_pipeline("recompute{budget-gb=0.0000025, seconds=5}", module)

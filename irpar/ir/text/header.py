@@ -61,7 +61,7 @@ class HeaderReader:
             elif name == "network":
                 module.network = lexer.string()
             elif name == "memory_limit":
-                module.memory_limit = lexer.integer("bytes that a rank may hold", 1, _MOST_MEMORY)
+                module.memory_limit = lexer.integer("bytes that a rank may hold", 0, _MOST_MEMORY)
             elif name == "fixed":
                 module.fixed = self.fixed()
             elif name == "meta":
