@@ -123,7 +123,7 @@ class _Lowering:
             and all(_is(value, self.narrow) for value in moving)
             and (bool(moving) or any(value is not None and _is(value, self.narrow) for value in values))
         )
-        if node.domain or node.op_type == "Cast" or (is_narrow and not self._takes(node)):
+        if node.domain or node.op_type == "Cast" or (is_narrow and not self._takes(node, 0)):
             is_narrow = False
         if node.op_type == "Cast":
             return
@@ -175,16 +175,20 @@ class _Lowering:
                         user.set_operand(index, wide)
 
     def _floats(self, node: Node) -> Iterator[int]:
-        """The operands whose dtype is the node's to choose; the scales of a Resize are none."""
+        """The operands whose dtype is the node's to choose; scales of a Resize and what has to be wide are none."""
         for index, value in enumerate(node.operands):
-            is_float = value is not None and (_is(value, DType.F32) or _is(value, self.narrow))
-            if is_float and not has_fixed_dtype(node, index):
+            if value is None or has_fixed_dtype(node, index):
+                continue
+            if _is(value, self.narrow) or (_is(value, DType.F32) and self._takes(node, index)):
                 yield index
 
-    def _takes(self, node: Node) -> bool:
+    def _takes(self, node: Node, index: int) -> bool:
+        """Whether an operand may be narrow."""
         schema = schema_of(node.domain, node.op_type, node.version)
+        if schema is None or not schema.inputs:
+            return False
         name = "tensor(bfloat16)" if self.narrow is DType.BF16 else "tensor(float16)"
-        return schema is not None and bool(schema.inputs) and name in schema.inputs[0].types
+        return name in schema.inputs[min(index, len(schema.inputs) - 1)].types
 
     def _follows(self, node: Node, index: int) -> bool:
         """Whether a result has the dtype of the operands."""

@@ -23,7 +23,7 @@ from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError, nearest_names
-from irpar.units import GIGABYTE, bytes_text, count_text
+from irpar.units import GIGABYTE, bytes_text, count_text, gigabytes_option
 
 __all__ = ["Recompute"]
 
@@ -81,7 +81,7 @@ class Recompute(Pass):
             module.memory_limit = budget if known_limit is None else min(budget, known_limit)
         count = _write(module, programs, schedules)
         if not count and self.match:
-            return PassResult(False, notes=("nothing that the backward pass reads matches",))
+            return PassResult(False, notes=(_why_none(module),))
         if not count:
             return PassResult(
                 module.memory_limit != known_limit, notes=(f"ranks hold {bytes_text(before)}, which fits",)
@@ -189,11 +189,19 @@ class Recompute(Pass):
         if found is not None:
             return found
         least = min(least, held)
+        option = f"--memory-budget-gb {gigabytes_option(least)} (budget-gb of the pass)"
         raise RecomputeError(
             f"no schedule was found after which ranks hold at most {budget:,} bytes ({bytes_text(budget)})",
             notes=(f"the least that was found holds {least:,} bytes ({bytes_text(least)})",),
-            do=f"give a budget of at least {least:,} bytes, or more seconds to search",
+            do=f"give a budget of at least {least:,} bytes, {option}, or more seconds to search",
         )
+
+
+def _why_none(module: Module) -> str:
+    """Why nothing that is named is computed again."""
+    if all(node.phase is None for graph in module.graphs for node in graph.walk()):
+        return "nothing is computed again: there is no backward pass (a budget needs none)"
+    return "nothing that the backward pass reads matches"
 
 
 def _peak_after(graph: Graph, schedules: Schedules) -> int:

@@ -42,6 +42,34 @@ def test_products_are_narrow_and_exponentials_wide(check_golden):
     )
 
 
+def test_an_operand_that_cannot_be_narrow_stays_wide(check_golden):
+    # ONNX has no bfloat16 for the ratio of a Dropout before opset 22.
+    check_golden(
+        "lower-precision",
+        """
+        graph @g(%x: f32[2, 2], %w: f32[2, 2]) -> (%y) opset 21 {
+          %r = constant : f32[] 0.5
+          %on = constant : bool[] true
+          %h = MatMul(%x, %w) : f32[2, 2]
+          %d = Dropout(%h, %r, %on) : f32[2, 2]
+          %y = Neg(%d) : f32[2, 2]
+        }
+        """,
+        """
+        graph @g(%x: f32[2, 2], %w: f32[2, 2]) -> (%y.f32 as "y") opset 21 {
+          %r = constant : f32[] 0.5
+          %on = constant : bool[] true
+          %x.bf16 = Cast(%x) {to=16} : bf16[2, 2]
+          %w.bf16 = Cast(%w) {to=16} : bf16[2, 2]
+          %h = MatMul(%x.bf16, %w.bf16) : bf16[2, 2]
+          %d = Dropout(%h, %r, %on) : bf16[2, 2]
+          %y = Neg(%d) : bf16[2, 2]
+          %y.f32 = Cast(%y) {to=1} : f32[2, 2]
+        }
+        """,
+    )
+
+
 def test_a_mask_stays_a_number_in_float16():
     module = parse_module(
         """

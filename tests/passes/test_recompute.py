@@ -85,6 +85,13 @@ def test_communication_is_not_repeated_where_that_is_said() -> None:
     assert record.notes == ("nothing that the backward pass reads matches",)
 
 
+def test_without_a_backward_pass_names_do_nothing() -> None:
+    inference = STEP.replace(" | phase=forward", "").replace(" | phase=backward", "")
+    inference = inference.replace(" {| phase=forward}", "").replace(" {| phase=backward}", "")
+    (record,) = run_pipeline("recompute{match=body}", read(inference))
+    assert record.notes == ("nothing is computed again: there is no backward pass (a budget needs none)",)
+
+
 def test_chance_runs_once() -> None:
     text = STEP.replace("Exp(%x) {|", "RandomNormalLike(%x) {|").replace("irpar.AllReduce(%a)", "irpar.AllReduce(%a)")
     found = str(run("recompute{match=body}", text))

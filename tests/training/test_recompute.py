@@ -1,6 +1,7 @@
 """Recompute from the command line: what it says, and the same numbers in a run."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ def test_a_budget_says_what_it_does(network: Path, tmp_path: Path, capsys: Captu
         capsys, "give a budget of at least", "train", network, "-o", tmp_path / "no", "--memory-budget", 0.01
     )
     assert "the least that was found holds" in said
+    least = re.search(r"--memory-budget-gb [0-9.]+", said)
+    assert least is not None
+    code, printed, _ = train(capsys, network, "least", *least.group().split())
+    assert code == 0
+    assert "which fits" in printed or "computed again" in printed
 
 
 def test_mistakes(network: Path, tmp_path: Path, capsys: Capture) -> None:
