@@ -166,13 +166,14 @@ def test_a_signal_at_any_moment_is_quiet(base, milliseconds, number):
 
 WHERE_NOTHING_IS_RAISED = """
 import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what runs in the background ignore it
+number = int(sys.argv[1])
+signal.signal(number, signal.default_int_handler)  # shells have what runs in the background ignore it
 from irpar.process import SIGNALS, Stopped
 SIGNALS.clean_up()
 
 class Dying:
     def __del__(self):
-        os.kill(os.getpid(), int(sys.argv[1]))
+        os.kill(os.getpid(), number)
         time.sleep(0.001)
 
 try:
