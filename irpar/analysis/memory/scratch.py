@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from irpar.analysis.engines import writes_out
-from irpar.ir import Graph, Node, RefAttribute, Value, plain_attribute, tensor_type
+from irpar.ir import Graph, Node, Value, plain_attribute, tensor_type
 from irpar.kernels import Kernel, Shaped, lookup
 from irpar.kernels.registry import ScratchBytes
 from irpar.ops import traits
@@ -34,13 +34,14 @@ def _bound(node: Node, declared: ScratchBytes) -> int:
     """What is declared of a kernel, for the operands, results and attributes of a node."""
     operands = [None if value is None else _shaped(value) for value in node.operands]
     results = [_shaped(value) for value in node.results]
-    if any(isinstance(value, RefAttribute) for value in node.attributes.values()):
-        return 0
     known = [found for found in results if found is not None]
     is_known = all(found is not None for value, found in zip(node.operands, operands, strict=True) if value is not None)
     if not is_known or len(known) < len(results):
         return 0
-    attributes = {name: plain_attribute(value) for name, value in node.attributes.items()}
+    try:
+        attributes = {name: plain_attribute(value) for name, value in node.attributes.items()}
+    except TypeError:  # The caller of its function knows one; or it is a graph, where no kernel takes one.
+        return 0
     return declared(operands, known, attributes)
 
 

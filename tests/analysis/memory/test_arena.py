@@ -2,6 +2,7 @@ from irpar import models
 from irpar.analysis.memory.arena import arena_bytes
 from irpar.analysis.memory.liveness import peak
 from irpar.analysis.memory.offsets.lifetimes import ALIGNMENT
+from irpar.analysis.memory.scratch import needed_bytes
 from irpar.ir.text.files import parse_module
 from irpar.onnx_io import to_module
 
@@ -41,3 +42,15 @@ def test_arenas_of_all_families_are_about_as_large_as_what_is_held():
     for family in models.FAMILIES:
         graph = to_module(models.build(family)).graph
         assert arena_bytes(graph) <= 1.2 * peak(graph).activation_bytes + 64 * ALIGNMENT
+
+
+def test_a_node_that_no_kernel_can_run_needs_nothing_beside_its_results():
+    """A hostile model gives a graph where a number belongs: it is refused where it is run."""
+    graph = parse_module(
+        """
+        graph @g(%x: f32[32, 32]) -> (%y) opset 21 {
+          %y = PRelu(%x, %x) {slopes=graph @none() -> () { }} : f32[32, 32]
+        }
+        """
+    ).graph
+    assert [needed_bytes(node) for node in graph] == [0]
