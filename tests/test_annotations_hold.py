@@ -304,6 +304,17 @@ def test_a_weight_may_be_stored_as_it_is_read(tmp_path: Path) -> None:
             assert "annotated" not in entry["why"][0]["why"]
 
 
+def test_what_is_stored_otherwise_is_not_called_annotated(tmp_path: Path) -> None:
+    text = "g (float[5, 4] a, float[5, 4] b, bool[5, 4] w) => (float[5, 4] y) { y = Where(w, a, b) }"
+    program = parsed(text, {"x": 4}, {"w": [None, ["x:(2)2"]], "y": [["x:(1)2", "?"], None]})
+    program.model.graph.initializer.append(onnx.numpy_helper.from_array(program.inputs.pop("w"), "w"))
+    del program.model.graph.input[2]
+    partition, lost = partitioned(Annotated(program), tmp_path)
+    assert lost == []
+    (why,) = [reason["why"] for entry in partition.plan.values if entry["source"] == "w" for reason in entry["why"]]
+    assert why.startswith("stored so, not as [_, @x:(2)2]")
+
+
 def named(partition: irpar.Partition, name: str) -> Value:
     assert partition.module is not None
     return partition.module.graph.value(name)

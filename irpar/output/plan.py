@@ -158,6 +158,7 @@ def make_plan(
     same = dict(zip(module.graphs, opened.graphs, strict=True))
     parts = [replace(part, graph=same[part.graph]) for part in parts]
     module = opened
+    not_as_annotated = settled_annotations(module)  # First: it corrects decisions, of which values tell.
     flops = {graph: graph_flops(graph) for graph in module.graphs}
     collectives = collective_entries(module, mesh)
     copies = copy_entries(module)
@@ -178,7 +179,7 @@ def make_plan(
         network=module.network,
         memory_limit=module.memory_limit,
         predicted=predict(network_of(module.network), module.graphs, collectives, mesh),
-        not_as_annotated=settled_annotations(module),
+        not_as_annotated=not_as_annotated,
         state=_states(graph),
         copies=copies,
         memories=memory_entries(module),
