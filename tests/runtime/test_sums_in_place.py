@@ -2,7 +2,7 @@
 
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,8 +97,8 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 
     take, run = Body.take, NumpySegment.run
 
-    def noting_take(body: Body, arguments: list[Any], environment: Any) -> list[Any]:
-        results = take(body, arguments, environment)
+    def noting_take(body: Body, arguments: list[Any], environment: Any, rooms: Sequence[Any] = ()) -> list[Any]:
+        results = take(body, arguments, environment, rooms)
         for value, array in zip(body.outputs, results, strict=True):
             if value in body._sums:
                 note(value, array)
