@@ -117,10 +117,10 @@ class Body:
         self._adding = [
             node for node in nodes if not self._sums.keys().isdisjoint(node.results) and arrays.may_add_over(node)
         ]
-        own = {*inputs, *(value for node in nodes for value in node.results)}
-        self._making = [node for node in nodes if not set(outputs).isdisjoint(node.results)]
-        self._left = tuple({*inputs, *own.intersection(outputs), *self._constants})
-        self.instructions = _instructions(nodes, own, set(outputs), scope)
+        own, kept = {*inputs, *(value for node in nodes for value in node.results)}, set(outputs)
+        self._making = [node for node in nodes if not kept.isdisjoint(node.results)]
+        self._left = tuple({*inputs, *(own & kept), *self._constants})
+        self.instructions = _instructions(nodes, own, kept, scope)
 
     def call(self, arguments: Sequence[Any], environment: Environment, rooms: Sequence[Any] = ()) -> list[Any]:
         """Run with values for the inputs; `environment` holds what the nodes read from outside, as it does after it.
@@ -145,9 +145,9 @@ class Body:
         blocks = {value: block for value, block in blocks.items() if self._arrays.is_own(block)}
         if blocks:
             environment.into = with_states(into, self._adding, blocks)
-        places = {value: room for value, room in zip(self.outputs, rooms, strict=False) if room is not None}
-        places = {value: room for value, room in places.items() if value not in blocks}
-        if places:
+        if rooms:
+            given = zip(self.outputs, rooms, strict=True)
+            places = {value: room for value, room in given if room is not None and value not in blocks}
             environment.into = with_states(environment.into, self._making, places)
             blocks |= places
         run(self.instructions, environment, self._arrays)

@@ -97,19 +97,23 @@ def _scan(node: Node, inputs: Sequence[Any], arrays: Arrays = ON_HOST, rooms: Se
     length = lengths.pop()
     rows: list[list[Any]] = [[] for _ in range(produced)]
     result_axes = _ints(node, "scan_output_axes", produced)
-    stacks = [room if axis == 0 else None for axis, room in zip(result_axes, rooms[carried:], strict=False)]
+    own_rooms = rooms[carried:] or [None] * produced
+    stacks = [room if axis == 0 else None for axis, room in zip(result_axes, own_rooms, strict=True)]
+    has_rooms = any(stack is not None for stack in stacks)
     for step in range(length):
         places = [length - 1 - step if reverse else step for reverse in backward]
         # Of a vector numpy gives a number, which engines do not take for a tensor.
         items = [arrays.keep(xp.asarray(source[place])) for source, place in zip(sources, places, strict=True)]
-        ends = [length - 1 - step if reverse else step for reverse in prepend]
-        into = [None if stack is None else stack[end] for stack, end in zip(stacks, ends, strict=False)]
-        results = yield Trip(body, (*state, *items), [*[None] * carried, *into])
+        into: list[Any] = []
+        if has_rooms:
+            ends = [length - 1 - step if reverse else step for reverse in prepend]
+            into = [None] * carried
+            into += (None if stack is None else stack[end] for stack, end in zip(stacks, ends, strict=True))
+        results = yield Trip(body, (*state, *items), into)
         state = results[:carried]
         for row, value in zip(rows, results[carried:], strict=True):
             row.append(value)
     ordered = [row[::-1] if reverse else row for row, reverse in zip(rows, prepend, strict=True)]
-    stacks += [None] * (produced - len(stacks))
     stacked = [
         stack if stack is not None and arrays.is_stack(stack, row) else _stack(row, axis, value, arrays)
         for stack, row, axis, value in zip(stacks, ordered, result_axes, body.outputs[carried:], strict=True)
@@ -162,7 +166,9 @@ def _with_bodies(node: Node, scope: "Scope") -> Operation:
                 trip = trips.send(bodies[trip.body].call(trip.inputs, environment, trip.rooms))
         except StopIteration as end:
             results: Sequence[Any] = end.value
-            places = zip(results, rooms or [None] * len(results), strict=True)
+            if not rooms:
+                return results
+            places = zip(results, rooms, strict=True)
             return [made if room is None else arrays.brought(made, room) for made, room in places]
 
     return run

@@ -216,7 +216,7 @@ class Piece:
         self._watched -= 1
         if self._stays < STAYS:
             return False
-        self._watched, kind = 0, self._arrays.module.ndarray
+        kind = self._arrays.module.ndarray
         found = {
             value
             for value, array in zip(self._copied, arrays, strict=True)
@@ -229,7 +229,7 @@ class Piece:
             self._bound = [value for value in self.stretch.reads if value in found.union(self._bound)]
             self._was_run = True
             self._choose()
-            self._watched = 0
+        self._watched = 0
         return bool(found)
 
     def is_worth(self, key: Key) -> bool:
