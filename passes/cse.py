@@ -4,15 +4,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from irpar.analysis.equal_nodes import equal_constants, equal_nodes, merge_constants
+from irpar.analysis.memory.liveness import peak_bytes
 from irpar.ir import Module, Node
 from irpar.ir.annotate import hand_over
 from irpar.ops import traits
 from irpar.ops.effects import is_communication
-from irpar.pass_manager import Pass, PassResult
+from irpar.pass_manager import PassResult, PassWithinLimit
 
 
 @dataclass(frozen=True)
-class Cse(Pass):
+class Cse(PassWithinLimit):
     """Let nodes that compute the same be one: the same operator, attributes and operands, in the order of the graph.
 
     Before: any graph. After: of equal nodes the first is left, unless they draw random numbers, hold graphs, send, copy
@@ -24,8 +25,11 @@ class Cse(Pass):
     """
 
     name: ClassVar[str] = "cse"
-    may_hold_more = True
     takes_out: ClassVar[str] = "another constant is equal"
+
+    def most_held(self, module: Module) -> int:
+        """See `PassWithinLimit.most_held`."""
+        return peak_bytes(module)
 
     def run(self, module: Module) -> PassResult:
         """Merge in all graphs and functions."""

@@ -11,7 +11,7 @@ from irpar.analysis.cost.model import FEMTOSECONDS, CostModel, in_femtoseconds
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.memory.limit_search import LEAST_SECONDS, next_end, search_within
-from irpar.analysis.memory.liveness import peak, value_bytes
+from irpar.analysis.memory.liveness import peak, peak_bytes, value_bytes
 from irpar.analysis.placement import NoRoomError, Placement, PlacementGraph, solve
 from irpar.analysis.placement.of_program import PlaceableProgram, of_program
 from irpar.analysis.placement.overlap import overlap
@@ -24,7 +24,6 @@ from irpar.ir import Graph, Module, Node
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import copied_bytes, copies_of
 from irpar.pass_manager import Pass, PassResult, format_pass
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError
 from irpar.units import GIGABYTE, bytes_text, count_text, seconds_text
 

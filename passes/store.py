@@ -8,7 +8,7 @@ from typing import Literal
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.layers.find import holder_in
 from irpar.analysis.memory.limit_search import MOST_TRIES, next_end, search_within
-from irpar.analysis.memory.liveness import peak
+from irpar.analysis.memory.liveness import peak, peak_bytes
 from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.storage.auto import SECONDS, FoundMoves, solve
 from irpar.analysis.storage.bodies import BodyMoves, LoopBody, let_bodies_make, loop_bodies, places_of, without_bodies
@@ -25,7 +25,6 @@ from irpar.ir import Graph, Memory, Module
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError
 from irpar.units import GIGABYTE, bytes_text, gigabytes_option, seconds_text
 

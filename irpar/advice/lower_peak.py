@@ -8,6 +8,7 @@ from math import ceil
 
 from irpar.analysis.cost.model import FEMTOSECONDS
 from irpar.analysis.memory.holdings import at_step, holdings, step_of_peak
+from irpar.analysis.memory.liveness import peak_bytes
 from irpar.analysis.recompute import RecomputeError
 from irpar.analysis.recompute.chen import sqrt_schedule
 from irpar.analysis.recompute.costs import Costs
@@ -22,7 +23,6 @@ from irpar.ops.effects import is_communication
 from irpar.output.tables import pattern
 from irpar.pass_manager import Pass, PassManager
 from irpar.pass_manager.default_pipeline import LOCAL, composed
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.passes.memory_order import MemoryOrder
 from irpar.passes.recompute import Recompute
 

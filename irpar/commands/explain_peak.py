@@ -159,7 +159,7 @@ class PeakReport:
         return made
 
     def _print_changes(self, console: "Console") -> None:
-        from irpar.pass_manager.memory_limit import peak_bytes
+        from irpar.analysis.memory.liveness import peak_bytes
 
         if not self.changes:
             console.print("nothing that was tried lowers the peak by a hundredth", soft_wrap=True)

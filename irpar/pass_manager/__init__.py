@@ -9,6 +9,7 @@ from .manager import PassFailure, PassManager, PipelineResult, PipelineRun, with
 from .pipeline import (
     Pass,
     PassResult,
+    PassWithinLimit,
     PipelineError,
     available_passes,
     find_pass,
@@ -26,6 +27,7 @@ __all__ = [
     "PassManager",
     "PassRecord",
     "PassResult",
+    "PassWithinLimit",
     "PipelineError",
     "PipelineResult",
     "PipelineRun",

@@ -1,9 +1,8 @@
 """What ranks may hold: passes that only make programs faster do not act where they would hold more."""
 
-from irpar.analysis.memory.liveness import peak
 from irpar.ir import Module, clone_module
 
-from .pipeline import Pass, PassResult
+from .pipeline import Pass, PassResult, PassWithinLimit
 
 
 def run_within_limit(pass_: Pass, module: Module) -> PassResult:
@@ -13,14 +12,14 @@ def run_within_limit(pass_: Pass, module: Module) -> PassResult:
     rank holds.
     """
     limit = module.memory_limit
-    if limit is None or not pass_.may_hold_more or not module.is_local:
+    if limit is None or not isinstance(pass_, PassWithinLimit) or not module.is_local:
         return pass_.run(module)
     trial = clone_module(module)
     tried = pass_.run(trial)
     if not tried.changed:
         return tried
-    most = peak_bytes(trial)
-    if most > max(limit, peak_bytes(module)):
+    most = pass_.most_held(trial)
+    if most > max(limit, pass_.most_held(module)):
         return PassResult(False, notes=(above_limit(most, limit),))
     return pass_.run(module)
 
@@ -28,8 +27,3 @@ def run_within_limit(pass_: Pass, module: Module) -> PassResult:
 def above_limit(most: int, limit: int) -> str:
     """The note of what was not done, after which a rank would hold so many bytes."""
     return f"not done: a rank would hold {most:,} bytes, the memory limit is {limit:,}"
-
-
-def peak_bytes(module: Module) -> int:
-    """The most bytes that a rank of a local module holds at once, weights included."""
-    return max(peak(graph).total_bytes for graph in module.graphs)

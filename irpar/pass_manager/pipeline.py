@@ -55,14 +55,11 @@ class Pass(ABC):
 
     A pass raises `IrparError` where the user's model or options are at fault; any other exception counts as a bug.
 
-    `takes_out` says why values that were annotated are not there any more after it. `may_hold_more` says that programs
-    are as right without the pass, and that ranks may hold more after it: it does not act where that would break the
-    module's memory limit.
+    `takes_out` says why values that were annotated are not there any more after it.
     """
 
     name: ClassVar[str]
     takes_out: ClassVar[str] = ""
-    may_hold_more: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, module: Module) -> PassResult:
@@ -70,6 +67,18 @@ class Pass(ABC):
 
     def __str__(self) -> str:
         return format_pass(self)
+
+
+@dataclass(frozen=True)
+class PassWithinLimit(Pass):
+    """A pass without which programs are as right, and after which ranks may hold more.
+
+    It does not act where that would break the module's memory limit.
+    """
+
+    @abstractmethod
+    def most_held(self, module: Module) -> int:
+        """The most bytes that a rank of a local module holds."""
 
 
 # -- finding passes -----------------------------------------------------------------------------------------------

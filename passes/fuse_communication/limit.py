@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from irpar.analysis.memory.liveness import peak_bytes
 from irpar.ir import Module, clone_module
-from irpar.pass_manager.memory_limit import above_limit, peak_bytes
+from irpar.pass_manager.memory_limit import above_limit
 
 from .transfers import Bucket
 

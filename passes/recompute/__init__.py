@@ -7,7 +7,7 @@ from typing import Literal
 
 from irpar.analysis.gathers import gathered
 from irpar.analysis.memory.limit_search import next_end, search_within
-from irpar.analysis.memory.liveness import peak
+from irpar.analysis.memory.liveness import peak, peak_bytes
 from irpar.analysis.recompute import FoundSchedules, RecomputeError, solve_tree
 from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.recompute.graph_tree import Schedules
@@ -21,7 +21,6 @@ from irpar.ops.bodies import is_numbered
 from irpar.ops.collectives import number_alike
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult, format_pass
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError, nearest_names
 from irpar.units import GIGABYTE, bytes_text, count_text, gigabytes_option
 

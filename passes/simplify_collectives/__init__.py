@@ -9,6 +9,7 @@ from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.equal_nodes import MAX_ELEMENTS, equal_constants, equal_nodes, merge_constants
 from irpar.analysis.explanation.joined_reasons import joined_texts
+from irpar.analysis.memory.liveness import peak_bytes
 from irpar.analysis.redistribution.held import is_held
 from irpar.analysis.redistribution.rewriting import TreeWriter, follow_instead
 from irpar.analysis.redistribution.routes import routes
@@ -18,7 +19,7 @@ from irpar.ops import traits
 from irpar.ops.collectives import number_alike, number_collectives, sends
 from irpar.ops.effects import is_collective, is_communication
 from irpar.ops.facts import int_attribute
-from irpar.pass_manager import Pass, PassResult
+from irpar.pass_manager import PassResult, PassWithinLimit
 
 from .loop_invariants import leave_loops
 from .mixed_sums import add_alike_first
@@ -36,7 +37,7 @@ Pairs = frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class SimplifyCollectives(Pass):
+class SimplifyCollectives(PassWithinLimit):
     """Do what the collectives do with cheaper ones, by the network of the module.
 
     Before: global view, after insert-redistribution; or local view.
@@ -55,7 +56,10 @@ class SimplifyCollectives(Pass):
     """
 
     name = "simplify-collectives"
-    may_hold_more = True
+
+    def most_held(self, module: Module) -> int:
+        """See `PassWithinLimit.most_held`."""
+        return peak_bytes(module)
 
     def run(self, module: Module) -> PassResult:
         """Rewrite all graphs."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from irpar.analysis.memory.liveness import peak_bytes
 from irpar.analysis.trips import memory_of, say_when, trips_said
 from irpar.ir import Module, clone_module
-from irpar.pass_manager.memory_limit import peak_bytes
 
 from .sums_of_trips import sums_hold_more
 

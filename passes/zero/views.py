@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from irpar.analysis.gathers import layers_of
 from irpar.analysis.looping import LOOPS
+from irpar.analysis.memory.liveness import peak_bytes
 from irpar.analysis.redistribution.trees import standing_in
 from irpar.analysis.trips import When, memory_of, say_trips, say_when, trips_said
 from irpar.ir import Builder, Graph, Module, Node, Value, clone_module
 from irpar.ir.annotate import annotate_further
 from irpar.pass_manager import PassManager
 from irpar.pass_manager.default_pipeline import COMPLETE, LOCAL, MOVES
-from irpar.pass_manager.memory_limit import peak_bytes
 
 _VIEW = ("", "Identity")
 _PHASES = ("forward", "backward")

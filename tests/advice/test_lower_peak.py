@@ -4,8 +4,8 @@ import re
 
 import irpar
 from irpar.advice.lower_peak import Change, Programs, changes, lowering
+from irpar.analysis.memory.liveness import peak_bytes
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, with_recompute
-from irpar.pass_manager.memory_limit import peak_bytes
 from tests.training.programs import with_weights
 
 LAYER = """

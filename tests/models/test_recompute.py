@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 import irpar
-from irpar.analysis.memory.liveness import constant_bytes, value_bytes
+from irpar.analysis.memory.liveness import constant_bytes, peak_bytes, value_bytes
 from irpar.analysis.recompute import RecomputeError
 from irpar.ir import Module, clone_module
 from irpar.models import FAMILIES, build
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, with_recompute, with_zero
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.verification.inputs import random_inputs
 from tests.models.test_partitioned_gradients import annotated
 from tests.models.test_training import CLASSES, batches, trained

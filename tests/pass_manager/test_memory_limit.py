@@ -5,12 +5,12 @@ import time
 import pytest
 
 from irpar.analysis.memory.limit_search import MOST_TRIES, search_within
+from irpar.analysis.memory.liveness import peak_bytes
 from irpar.ir import Module, clone_module
 from irpar.ir.compare import same_module
 from irpar.ir.text.files import parse_module, print_module
 from irpar.ir.text.lexer import TextError
 from irpar.pass_manager import PassManager
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.passes.fuse_communication.limit import within_limit
 from irpar.passes.fuse_communication.transfers import Bucket
 

@@ -6,14 +6,13 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.analysis.memory.liveness import value_bytes
+from irpar.analysis.memory.liveness import peak_bytes, value_bytes
 from irpar.analysis.placement import NoRoomError, Placement
 from irpar.analysis.placement.of_program import PlaceableProgram
 from irpar.ir import Module, Node
 from irpar.ops.memory_copies import copied_bytes, copies_of, is_copy
 from irpar.pass_manager import PassManager
 from irpar.pass_manager.default_pipeline import COMPLETE, LOCAL, MOVES, NORMALISE
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.sharding import IrparError
 from tests.training.programs import CLASSIFIER, with_weights
 

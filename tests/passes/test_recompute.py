@@ -5,7 +5,7 @@ import pytest
 
 import irpar
 from irpar.analysis.gathers import gathered
-from irpar.analysis.memory.liveness import constant_bytes, held_bytes
+from irpar.analysis.memory.liveness import constant_bytes, held_bytes, peak_bytes
 from irpar.analysis.recompute import RecomputeError, simulation
 from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.recompute.of_program import of_program
@@ -15,7 +15,6 @@ from irpar.ir import Module, clone_module
 from irpar.ir.text.files import parse_module
 from irpar.ops.effects import is_communication
 from irpar.pass_manager.default_pipeline import with_recompute, with_zero
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.passes.recompute import Recompute
 from irpar.sharding import IrparError
 from tests.training.programs import MESHES, batch, classifier, on_mesh, same

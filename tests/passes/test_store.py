@@ -6,12 +6,11 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.analysis.memory.liveness import constant_bytes, peak
+from irpar.analysis.memory.liveness import constant_bytes, peak, peak_bytes
 from irpar.analysis.storage.auto import FoundMoves, solve
 from irpar.ir import Graph, Module
 from irpar.ops.bodies import waits_for_copy
 from irpar.ops.memory_copies import copied_bytes, copies_of, is_copy, source_memory, target_memory
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.passes.store import StoreError
 from irpar.sharding import IrparError
 from tests.training.programs import classifier, on_mesh

@@ -7,11 +7,10 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.analysis.memory.liveness import constant_bytes
+from irpar.analysis.memory.liveness import constant_bytes, peak_bytes
 from irpar.ir import Module
 from irpar.ops.memory_copies import copies_of
 from irpar.pass_manager.default_pipeline import composed
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.runtime.executor import Executor
 from tests.runtime.test_spaces import Watch
 

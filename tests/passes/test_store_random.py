@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import irpar
 from irpar import models
+from irpar.analysis.memory.liveness import peak_bytes
 from irpar.ir import clone_module
 from irpar.pass_manager.default_pipeline import composed
-from irpar.pass_manager.memory_limit import peak_bytes
 from irpar.passes.recompute import Recompute
 from irpar.passes.store import Store, StoreError
 from irpar.passes.zero import Zero

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from irpar.analysis.segments import stretches
-from irpar.ir import COMMUNICATION, Graph, InflightType, Memory, Node, TensorType, Value
+from irpar.ir import COMMUNICATION, Graph, InflightType, Memory, Module, Node, TensorType, Value
 from irpar.ops import holds_collectives, traits
 from irpar.ops.bodies import waits_for_copy
 from irpar.ops.memory_copies import MEMORIES
@@ -93,6 +93,11 @@ def peak(graph: Graph, uses: Uses | None = None, memory: Memory = "device") -> P
         if held > most:
             most, where = held, node
     return Peak(constant_bytes(graph, memory), most, where)
+
+
+def peak_bytes(module: Module) -> int:
+    """The most bytes that a rank of a local module holds at once, weights included."""
+    return max(peak(graph).total_bytes for graph in module.graphs)
 
 
 def bytes_at_rest(graph: Graph, uses: Uses | None = None, memory: Memory = "device") -> int:
