@@ -1,6 +1,6 @@
 """complete-sharding: from the annotated values to a sharding for every value."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
 
 from .choice import improve
+from .data_first import with_data_first
 from .free_results import leading_operands, shares_of_results
 from .rounds import Rounds, passes_all_on
 from .spreading import spread_rows
@@ -39,8 +40,10 @@ class CompleteSharding(Pass):
 
     With `strategy=cost` the values around conflicts are then chosen anew, a bounded amount of work for each node
     (`choice`), but never against what rounds before the last have decided; the choice is kept where the
-    moves that would really be made cost less. With `share-results` each device keeps its share of sums that only free
-    results of the graph are made of (`free_results`): whoever wants a result whole annotates it so.
+    moves that would really be made cost less. Where weights or state are annotated over axes that data are sharded over
+    too, all of this begins where data carry these axes first, if that costs less (`data_first`). With `share-results`
+    each device keeps its share of sums that only free results of the graph are made of (`free_results`): whoever wants
+    a result whole annotates it so.
     """
 
     name = "complete-sharding"
@@ -115,6 +118,7 @@ class _Completion:
         self.dirty: set[Node] = set()
         self.rounds = Rounds()
         self.has_op_priorities = has_op_priorities
+        self.later: Mapping[Value, Sharding] = {}
         self.chosen = 0
         self.network = network_of(module.network)
 
@@ -123,10 +127,11 @@ class _Completion:
 
         `is_chosen`: the cheapest way is chosen where values conflict; `are_shared`: free results of sums are.
         """
+        data_first = self._data_first() if is_chosen else {}
         free = self._start()
         for value, sharding in self._propagated().items():
             value.sharding = sharding
-        if not (is_chosen and free and self._choose()):
+        if not (is_chosen and free and self._choose(data_first)):
             self._settle_constants()
         if are_shared and free:
             self._share_results()
@@ -137,6 +142,18 @@ class _Completion:
         """How values would lie where no choice is made; none is told so."""
         self._start()
         return self._propagated()
+
+    def _data_first(self) -> Mapping[Value, Sharding]:
+        """How values would lie if the axes of data were carried along before weights and state bring the same axes.
+
+        Empty where these do not, or priorities are annotated.
+        """
+        later = with_data_first(self.module, self.flow)
+        if not later:
+            return {}
+        trial = _Completion(self.module, self.flow, has_op_priorities=self.has_op_priorities, is_trial=True)
+        trial.later = later
+        return trial.propagated()
 
     def _propagated(self) -> dict[Value, Sharding]:
         """How values lie once axes are carried along."""
@@ -184,16 +201,20 @@ class _Completion:
                     self._visit(node)
             forward = not forward
 
-    def _choose(self) -> bool:
-        """Let values be sharded so that least is sent; False where nothing is better than it is."""
-        looks = (improve, spread_rows)
-        near, spread = (look(self.flow, self.pinned, self.network, self.rounds.kept).shardings for look in looks)
+    def _choose(self, data_first: Mapping[Value, Sharding]) -> bool:
+        """Let values be sharded so that least is sent; False where nothing is better than it is.
+
+        `data_first`: how they would lie in another way, to begin with where that sends less.
+        """
+        start = self._cheaper_start(data_first)
+        near = {**start, **self._improved_from(start)}
+        spread = spread_rows(self.flow, self.pinned, self.network, self.rounds.kept).shardings
         if not near and not spread:
             return False
         before = {value: value.sharding for value in (*near, *spread, *self._free_constants())}
-        chosen: Mapping[Value, Sharding] = {}
+        chosen: Mapping[Value, Sharding] = start
         # What was found prices every reader by itself.
-        if near and self._cost_with(before) > self._cost_with({**before, **near}):
+        if near != start and self._cost_with({**before, **start}) > self._cost_with({**before, **near}):
             chosen = near
         if spread and self._refined_cost_with({**before, **chosen}) > self._refined_cost_with({**before, **spread}):
             chosen = spread
@@ -208,6 +229,25 @@ class _Completion:
                 self.module.decisions[value.name] = why
         self._explain(chosen)
         return True
+
+    def _cheaper_start(self, other: Mapping[Value, Sharding]) -> dict[Value, Sharding]:
+        """What is sharded otherwise in another way, where that costs less; else nothing."""
+        changed = {value: lies for value, lies in other.items() if lies != value.sharding}
+        now = {value: value.sharding for value in (*changed, *self._free_constants())} if changed else {}
+        is_cheaper = bool(changed) and self._cost_with(now) > self._cost_with({**now, **changed})
+        for value, lies in now.items():
+            value.sharding = lies
+        return changed if is_cheaper else {}
+
+    def _improved_from(self, start: Mapping[Value, Sharding]) -> Mapping[Value, Sharding]:
+        """What is better sharded otherwise where some values are sharded so; they stay as they are."""
+        now = {value: value.sharding for value in start}
+        for value, lies in start.items():
+            value.sharding = lies
+        found = improve(self.flow, self.pinned, self.network, self.rounds.kept).shardings
+        for value, before in now.items():
+            value.sharding = before
+        return found
 
     def _cost_with(self, shardings: Mapping[Value, Sharding | None]) -> Cost:
         """What the moves would cost that insert-redistribution makes, with some values sharded so."""
@@ -253,15 +293,24 @@ class _Completion:
             for axis in sharding.all_axes
             if not self._is_kept(value, [axis.name])
         }
+        looked_at = set(waiting)
         while waiting:
             found = [
-                (value, name, why) for value, name in waiting if (why := self._chosen_because(value, name, waiting))
+                (value, name, why) for value, name in looked_at if (why := self._chosen_because(value, name, waiting))
             ] or [(value, name, why) for value, name in waiting if (why := self._spread_because(value, name))]
             if not found:
                 break
             for value, name, why in sorted(found, key=lambda entry: (entry[0].name, entry[1])):
                 self.module.decide(value.name, why)
                 waiting.discard((value, name))
+            # Others have a reason now only where one of these is beside them.
+            looked_at = {(other, name) for value, name, _ in found for other in self._beside(value)} & waiting
+
+    def _beside(self, value: Value) -> Iterator[Value]:
+        """The values of the nodes that make and read one."""
+        for node in self.flow.neighbours(value):
+            for view in self.views.get(node, ()):
+                yield from (other for other in view.values if other is not None)
 
     def _chosen_because(self, value: Value, name: str, waiting: set[tuple[Value, str]]) -> Decision | None:
         """Which value that is explained already brought a mesh axis to one that was chosen to be sharded so."""
@@ -326,7 +375,7 @@ class _Completion:
                 )
             self.pinned.add(value)
             free += not value.sharding.is_settled
-            now = self.rounds.add(value, value.sharding)
+            now = self.rounds.add(value, self.later.get(value, value.sharding))
             self.open[value] = [dim.is_open for dim in now]
             self.axes[value] = [dim.axes for dim in now]
         return free
