@@ -1,6 +1,6 @@
 """complete-sharding: from the annotated values to a sharding for every value."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,13 +12,14 @@ from irpar.analysis.cost.model import Cost
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.types.symbols import require_static
 from irpar.ir import UNKNOWN, Decision, Module, Node, Value, tensor_type
-from irpar.ops import Kind, traits
+from irpar.ops import traits
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
 
 from .choice import improve
 from .data_first import with_data_first
 from .free_results import leading_operands, shares_of_results
+from .reasons import reasons
 from .rounds import Rounds, passes_all_on
 from .spreading import spread_rows
 
@@ -227,7 +228,14 @@ class _Completion:
             why = [why for why in told if why.axes and self._is_kept(value, why.axes)]
             if why:
                 self.module.decisions[value.name] = why
-        self._explain(chosen)
+        ways = {
+            (value, axis.name)
+            for value, sharding in chosen.items()
+            for axis in sharding.all_axes
+            if not self._is_kept(value, [axis.name])
+        }
+        for value, reason in reasons(ways, self.flow, self.views, self.pinned):
+            self.module.decide(value.name, reason)
         return True
 
     def _cheaper_start(self, other: Mapping[Value, Sharding]) -> dict[Value, Sharding]:
@@ -284,76 +292,6 @@ class _Completion:
     def _is_kept(self, value: Value, names: Sequence[str]) -> bool:
         """Whether mesh axes cut a value because a round before the last has decided so."""
         return {axis.name for axes in self.rounds.kept.get(value, ()) for axis in axes}.issuperset(names)
-
-    def _explain(self, chosen: Mapping[Value, Sharding]) -> None:
-        """Log which value brought each axis to those that were chosen to be sharded so."""
-        waiting = {
-            (value, axis.name)
-            for value, sharding in chosen.items()
-            for axis in sharding.all_axes
-            if not self._is_kept(value, [axis.name])
-        }
-        looked_at = set(waiting)
-        while waiting:
-            found = [
-                (value, name, why) for value, name in looked_at if (why := self._chosen_because(value, name, waiting))
-            ] or [(value, name, why) for value, name in waiting if (why := self._spread_because(value, name))]
-            if not found:
-                break
-            for value, name, why in sorted(found, key=lambda entry: (entry[0].name, entry[1])):
-                self.module.decide(value.name, why)
-                waiting.discard((value, name))
-            # Others have a reason now only where one of these is beside them.
-            looked_at = {(other, name) for value, name, _ in found for other in self._beside(value)} & waiting
-
-    def _beside(self, value: Value) -> Iterator[Value]:
-        """The values of the nodes that make and read one."""
-        for node in self.flow.neighbours(value):
-            for view in self.views.get(node, ()):
-                yield from (other for other in view.values if other is not None)
-
-    def _chosen_because(self, value: Value, name: str, waiting: set[tuple[Value, str]]) -> Decision | None:
-        """Which value that is explained already brought a mesh axis to one that was chosen to be sharded so."""
-        assert value.sharding is not None
-        for node in self.flow.neighbours(value):
-            for view in self.views.get(node, ()):
-                mine = self._factors_with(view, value, name)
-                for other in dict.fromkeys(view.values):
-                    if other is None or other is value or (other, name) in waiting:
-                        continue
-                    if mine & self._factors_with(view, other, name):
-                        why = f"follows %{other.name} through {node.title}, which sends least"
-                        return Decision(why, other.name, (name,))
-        return None
-
-    def _spread_because(self, value: Value, name: str) -> Decision | None:
-        """Which annotated value a mesh axis, that cuts another dim of it, was taken from to cut one by."""
-        for node in self.flow.neighbours(value):
-            for other in node.inputs if self.views.get(node) else ():
-                if other in self.pinned and other is not value and name in self._axis_names(other):
-                    why = f"takes {name} from %{other.name} at {node.title}, which is gathered there: that sends least"
-                    return Decision(why, other.name, (name,))
-        return None
-
-    @staticmethod
-    def _axis_names(value: Value) -> set[str]:
-        assert value.sharding is not None
-        return {axis.name for axis in value.sharding.all_axes}
-
-    def _factors_with(self, view: RuleView, value: Value, name: str) -> set[int]:
-        """The factors of a node that an axis cuts in one of its values, reduced ones included."""
-        if value.sharding is None:
-            return set()
-        found = {
-            factor
-            for tensor, other in enumerate(view.values)
-            if other is value
-            for factor, axes in view.project(tensor, value.sharding.axes).items()
-            if any(axis.name == name for axis in axes)
-        }
-        if any(axis.name == name for axis in value.sharding.partial):
-            found |= {factor for factor, kind in enumerate(view.rule.kinds) if kind is Kind.REDUCE} | {-1}
-        return found
 
     def _start(self) -> int:
         """Set up the axes and open dims of all values; returns how many have no sharding yet."""
