@@ -52,10 +52,12 @@ def _may_fold(run: PipelineRun) -> bool:
     module = run.module
     names = [pass_.name for pass_ in run.left]
     first = next((index for index, name in enumerate(names) if name not in FOLDED), len(names))
-    is_plain = not (module.graph.states or module.functions or module.run_as_said or module.annotations)
+    is_plain = not (module.functions or module.run_as_said or module.annotations)
+    replaces = any(state.output is not None for state in module.graph.states.values())
     return (
         "localize" in names[:first]
         and is_plain
+        and not replaces
         and not module.is_local
         and module.memory_limit is None
         and not run.instrumentation.looks_at_modules

@@ -10,12 +10,15 @@ from irpar import models
 from irpar.analysis.layers.chain import LEAST_COUNT, NotAlike, find_chain
 from irpar.analysis.layers.fold import folded_module
 from irpar.ir import Node, parse_module
-from irpar.ir.annotate import glob_of, matches
+from irpar.ir.annotate import annotate_further, glob_of, matches
 from irpar.ir.annotation import Annotation
+from irpar.ir.state_rules import add_states
 from irpar.ir.verifier import verify
 from irpar.onnx_io import to_module
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, NORMALISE
+from irpar.passes.zero.cuts import cut_of
+from irpar.sharding import Axis, Mesh, Sharding
 
 ALIKE, APART = " equal layers of ", "equal layers were planned each for itself: "
 COUNT = LEAST_COUNT
@@ -230,3 +233,22 @@ def test_a_folded_gpt_computes_what_the_model_does(tmp_path):
     made = irpar.partition(module, "dp=2,tp=2")
     assert ALIKE in notes(made)[0]
     assert made.verify().is_equal
+
+
+@pytest.mark.parametrize(("family", "further"), [("gpt", "dp"), ("llama", None)])
+def test_weights_that_are_state_which_nothing_replaces_are_folded(family, further):
+    """As those of evaluation programs are; sharded over dp too, as with ZeRO."""
+    module, mesh = built(family, COUNT), Mesh({"dp": 2, "tp": 2})
+    module.set_mesh(mesh)
+    weights = [value.source_name for value in module.graph.constants if value.data.size > 8]
+    for value in add_states(module, dict.fromkeys(weights, "parameter")):
+        if further is not None:
+            lies = value.sharding or Sharding.replicated(mesh, len(value.shape))
+            annotate_further(module, value, cut_of(lies, value.shape, [Axis(further)]).sharding, "the training step")
+    assert any(ALIKE in note for note in check_same(module, None))
+
+
+def test_a_state_that_is_replaced_is_not_folded():
+    module = chain_module()
+    module.add_state("x", "h15")
+    assert check_same(module, {"d": 2}) == []

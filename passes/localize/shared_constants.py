@@ -23,8 +23,10 @@ def share_small_constants(module: Module, network: Network) -> None:
     if graph.first is None or not any(state.kind == "parameter" for state in graph.states.values()):
         return
     found = [value for body in graph.graphs() for value in body.constants if _is_cut(value)]
-    more = sum(value_bytes(value) - bytes_held(value, value.sharding) for value in found)
-    if more > SMALL_BYTES + SMALL_SHARE * sum(bytes_held(state, state.sharding) for state in graph.states):
+    layers = module.repeats
+    more = sum((value_bytes(each) - bytes_held(each, each.sharding)) * layers.get(each.name, 1) for each in found)
+    held = sum(bytes_held(state, state.sharding) * layers.get(state.name, 1) for state in graph.states)
+    if more > SMALL_BYTES + SMALL_SHARE * held:
         return
     for value in found:
         if value.graph is not graph:

@@ -160,7 +160,9 @@ def _facts(module: Module, value: Value) -> tuple[object, ...]:
     data, name = value.data, value.source_name
     told = None if data is None else _told(data)
     known = value.name in module.literals, module.dim_names.get(name), name in module.fixed
-    return value.type, value.sharding, value.memory, type(data), told, known
+    state = module.graph.states.get(value)
+    kept = None if state is None else (state.kind, state.output, state.parameter)
+    return kept, value.type, value.sharding, value.memory, type(data), told, known
 
 
 def _told(data: Tensor) -> Hashable:

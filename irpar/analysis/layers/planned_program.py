@@ -1,7 +1,7 @@
 """One program of a folded module, which has the layers that were planned."""
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from irpar.ir import Graph, Node, Value
 
@@ -17,7 +17,8 @@ class PlannedProgram:
     """One program.
 
     Attributes:
-        parts: the nodes from the first of a planned layer to the first of the next.
+        parts: the nodes from the first of a planned layer to the first of the next; what brings weights of a layer
+            together right before it belongs to it.
         steps: names that count on, and by how much a layer.
         own: the constants and inputs of the layer that stands for others.
         pairs: values of that layer, and those of the next one that are like them.
@@ -50,10 +51,19 @@ class PlannedProgram:
             own = [place[value.node] for value in values if value is not None and value.node in place]
             if not own:
                 raise NotAlike("nothing is left of a layer")
-            starts.append(min(own))
+            starts.append(self._with_gathers(min(own), layer))
         if starts != sorted(starts):
             raise NotAlike("layers stand in another order")
         return [self.order[start:stop] for start, stop in itertools.pairwise(starts)]
+
+    def _with_gathers(self, start: int, layer: int) -> int:
+        """Where a layer begins, with what brings weights of its own together right before its first node."""
+        table = self.graph.names.table
+        inside = {table.get(value.name) for value in self.chain.own_of(layer)}
+        while start and _reads_only(self.order[start - 1], inside):
+            start -= 1
+            inside.update(self.order[start].results)
+        return start
 
     def folded_names(self, number: int) -> Around:
         """The names of one of the folded layers, and of those beside it there."""
@@ -80,6 +90,10 @@ class PlannedProgram:
         for node in self.order:
             if node.doc and ((node not in near and self.words.names_own(node.doc)) or numbered.is_in(node.doc)):
                 raise NotAlike(f"{node.title} is there because of one layer")
+
+
+def _reads_only(node: Node, values: Collection[Value | None]) -> bool:
+    return bool(node.inputs) and all(value in values for value in node.inputs)
 
 
 def places_of(part: Sequence[Node]) -> dict[Value, Place]:

@@ -41,9 +41,16 @@ def unfold(folded: Module, whole: Module, chain: Chain) -> None:
         program.check_texts(numbered)
     for program in programs:
         _Writer(program, numbered).run()
+        _keep_states(program.graph, whole.graph)
     log.write()
     folded.repeats = {}
     _number(folded.graphs)
+
+
+def _keep_states(graph: Graph, whole: Graph) -> None:
+    """Let inputs that are state in the graph of all layers be that here, in the same order."""
+    named = {value.name: value for value in graph.inputs}
+    graph.states = {named[value.name]: state for value, state in whole.states.items() if value.name in named}
 
 
 def _number(graphs: Sequence[Graph]) -> None:
