@@ -208,9 +208,18 @@ def launch(function: Callable[..., Any], arguments: Any, keywords: Any, writes: 
         return function(*arguments, **keywords)
     if writes is not None:
         capture.will_write(writes)
-    results = mapped(function(*arguments, **keywords), np.generic, np.asarray)
+    try:
+        results = function(*arguments, **keywords)
+    except IndexError:  # A device reads no index while it captures: anything may lie there.
+        results = function(*mapped(arguments, np.ndarray, _first_places), **keywords)
+    results = mapped(results, np.generic, np.asarray)
     capture.note(function, arguments, keywords, results)
     return results
+
+
+def _first_places(array: np.ndarray) -> np.ndarray:
+    """Numbers that are in every range, where they may be indices."""
+    return np.zeros_like(array) if array.dtype.kind in "iu" else array
 
 
 def refuse_in_capture(what: str) -> None:
