@@ -3,6 +3,7 @@
 x : [64@dp, 2048] data, w : [512@dp, 512] state      x@dp is carried on first; w is gathered where it is read
 """
 
+from collections.abc import Set
 from dataclasses import replace
 
 from irpar.analysis.completion.flow import Flow
@@ -18,10 +19,10 @@ def with_data_first(module: Module, flow: Flow) -> dict[Value, Sharding]:
     annotated = {value: value.sharding for value in flow.values() if value.sharding is not None}
     if any(dim.priority for lies in annotated.values() for dim in lies.dims):
         return {}
-    data = [lies for value, lies in annotated.items() if not _is_later(module, value)]
-    axes = list(dict.fromkeys(axis for lies in data for axis in lies.all_axes))
-    later = {value: _waiting(lies, axes) for value, lies in annotated.items() if axes and _is_later(module, value)}
-    return {value: lies for value, lies in later.items() if lies != annotated[value]}
+    later = {value: lies for value, lies in annotated.items() if _is_later(module, value)}
+    axes = {axis for value, lies in annotated.items() if value not in later for axis in lies.all_axes}
+    waiting = {value: _waiting(lies, axes) for value, lies in later.items()}
+    return {value: lies for value, lies in waiting.items() if lies != later[value]}
 
 
 def _is_later(module: Module, value: Value) -> bool:
@@ -29,6 +30,9 @@ def _is_later(module: Module, value: Value) -> bool:
     return value.is_constant or value in module.graph.states or (said is not None and said.is_implied)
 
 
-def _waiting(lies: Sharding, axes: list[Axis]) -> Sharding:
-    dims = (dim if are_disjoint(lies.mesh, [*dim.axes, *axes]) else replace(dim, priority=1) for dim in lies.dims)
+def _waiting(lies: Sharding, axes: Set[Axis]) -> Sharding:
+    """A sharding of which the dims over any of some axes wait; these may overlap each other."""
+    mesh = lies.mesh
+    waits = [any(not are_disjoint(mesh, [mine, axis]) for mine in dim.axes for axis in axes) for dim in lies.dims]
+    dims = (replace(dim, priority=1) if late else dim for dim, late in zip(lies.dims, waits, strict=True))
     return replace(lies, dims=tuple(dims))
