@@ -107,7 +107,15 @@ class _Completion:
     backward  nothing new
     """
 
-    def __init__(self, module: Module, flow: Flow, *, has_op_priorities: bool, is_trial: bool = False) -> None:
+    def __init__(
+        self,
+        module: Module,
+        flow: Flow,
+        *,
+        has_op_priorities: bool,
+        is_trial: bool = False,
+        later: Mapping[Value, Sharding] | None = None,
+    ) -> None:
         self.module = module
         self.is_trial = is_trial
         self.flow = flow
@@ -119,7 +127,7 @@ class _Completion:
         self.dirty: set[Node] = set()
         self.rounds = Rounds()
         self.has_op_priorities = has_op_priorities
-        self.later: Mapping[Value, Sharding] = {}
+        self.later = later or {}
         self.chosen = 0
         self.network = network_of(module.network)
 
@@ -130,8 +138,7 @@ class _Completion:
         """
         data_first = self._data_first() if is_chosen else {}
         free = self._start()
-        for value, sharding in self._propagated().items():
-            value.sharding = sharding
+        _shard_so(self._propagated())
         if not (is_chosen and free and self._choose(data_first)):
             self._settle_constants()
         if are_shared and free:
@@ -152,8 +159,8 @@ class _Completion:
         later = with_data_first(self.module, self.flow)
         if not later:
             return {}
-        trial = _Completion(self.module, self.flow, has_op_priorities=self.has_op_priorities, is_trial=True)
-        trial.later = later
+        has_op_priorities = self.has_op_priorities
+        trial = _Completion(self.module, self.flow, has_op_priorities=has_op_priorities, is_trial=True, later=later)
         return trial.propagated()
 
     def _propagated(self) -> dict[Value, Sharding]:
@@ -207,7 +214,7 @@ class _Completion:
 
         `data_first`: how they would lie in another way, to begin with where that sends less.
         """
-        start = self._cheaper_start(data_first)
+        start, cost = self._cheaper_start(data_first)
         near = {**start, **self._improved_from(start)}
         spread = spread_rows(self.flow, self.pinned, self.network, self.rounds.kept).shardings
         if not near and not spread:
@@ -215,7 +222,7 @@ class _Completion:
         before = {value: value.sharding for value in (*near, *spread, *self._free_constants())}
         chosen: Mapping[Value, Sharding] = start
         # What was found prices every reader by itself.
-        if near != start and self._cost_with({**before, **start}) > self._cost_with({**before, **near}):
+        if near != start and (cost or self._cost_with({**before, **start})) > self._cost_with({**before, **near}):
             chosen = near
         if spread and self._refined_cost_with({**before, **chosen}) > self._refined_cost_with({**before, **spread}):
             chosen = spread
@@ -223,6 +230,11 @@ class _Completion:
         if not chosen:
             return False
         self.chosen = len(chosen)
+        self._explain(chosen)
+        return True
+
+    def _explain(self, chosen: Mapping[Value, Sharding]) -> None:
+        """Log what brought each axis to the values that were chosen to be sharded so."""
         for value in chosen:
             told = self.module.decisions.pop(value.name, ())
             why = [why for why in told if why.axes and self._is_kept(value, why.axes)]
@@ -236,25 +248,23 @@ class _Completion:
         }
         for value, reason in reasons(ways, self.flow, self.views, self.pinned):
             self.module.decide(value.name, reason)
-        return True
 
-    def _cheaper_start(self, other: Mapping[Value, Sharding]) -> dict[Value, Sharding]:
-        """What is sharded otherwise in another way, where that costs less; else nothing."""
+    def _cheaper_start(self, other: Mapping[Value, Sharding]) -> tuple[dict[Value, Sharding], Cost | None]:
+        """What is sharded otherwise in another way, where that costs less, else nothing; and the cost, if known."""
         changed = {value: lies for value, lies in other.items() if lies != value.sharding}
-        now = {value: value.sharding for value in (*changed, *self._free_constants())} if changed else {}
-        is_cheaper = bool(changed) and self._cost_with(now) > self._cost_with({**now, **changed})
-        for value, lies in now.items():
-            value.sharding = lies
-        return changed if is_cheaper else {}
+        if not changed:
+            return {}, None
+        now = {value: value.sharding for value in (*changed, *self._free_constants())}
+        cost, with_changed = self._cost_with(now), self._cost_with({**now, **changed})
+        _shard_so(now)
+        return (changed, with_changed) if cost > with_changed else ({}, cost)
 
     def _improved_from(self, start: Mapping[Value, Sharding]) -> Mapping[Value, Sharding]:
         """What is better sharded otherwise where some values are sharded so; they stay as they are."""
         now = {value: value.sharding for value in start}
-        for value, lies in start.items():
-            value.sharding = lies
+        _shard_so(start)
         found = improve(self.flow, self.pinned, self.network, self.rounds.kept).shardings
-        for value, before in now.items():
-            value.sharding = before
+        _shard_so(now)
         return found
 
     def _cost_with(self, shardings: Mapping[Value, Sharding | None]) -> Cost:
@@ -271,15 +281,13 @@ class _Completion:
 
     def _shard(self, shardings: Mapping[Value, Sharding | None]) -> None:
         """Let values be sharded so, and constants as that needs them."""
-        for value, sharding in shardings.items():
-            value.sharding = sharding
+        _shard_so(shardings)
         self._settle_constants()
 
     def _share_results(self) -> None:
         """Let each device keep a share of the sums that nobody needs whole."""
         shares = shares_of_results(self.flow, self.pinned, self.network)
-        for value, sharding in shares.items():
-            value.sharding = sharding
+        _shard_so(shares)
         for value, operand in leading_operands(shares):
             assert value.node is not None
             names = tuple(dict.fromkeys(axis.name for axis in shares[value].all_axes))
@@ -413,3 +421,8 @@ class _Completion:
             for value in tuple(graph.constants) if graph is not self.flow.graph else ():
                 if value.sharding is not None and not value.sharding.is_replicated:
                     self.flow.graph.lift_constant(value)
+
+
+def _shard_so(shardings: Mapping[Value, Sharding | None]) -> None:
+    for value, sharding in shardings.items():
+        value.sharding = sharding

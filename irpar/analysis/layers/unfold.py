@@ -7,6 +7,7 @@ unfolded  L0  L1  L2  L3 ... L93 L94  L95      said of them; so L3 to L93 are as
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from irpar.ir import Graph, Module, Node, Value
+from irpar.ir.state_rules import states_of
 from irpar.ops.bodies import is_numbered
 from irpar.ops.collectives.numbering import numbers_in_order
 from irpar.ops.facts import int_attribute
@@ -50,7 +51,7 @@ def unfold(folded: Module, whole: Module, chain: Chain) -> None:
 def _keep_states(graph: Graph, whole: Graph) -> None:
     """Let inputs that are state in the graph of all layers be that here, in the same order."""
     named = {value.name: value for value in graph.inputs}
-    graph.states = {named[value.name]: state for value, state in whole.states.items() if value.name in named}
+    graph.states = states_of(whole, {value: named[value.name] for value in whole.states if value.name in named})
 
 
 def _number(graphs: Sequence[Graph]) -> None:
