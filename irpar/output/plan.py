@@ -14,6 +14,7 @@ from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.memory.arena import arena_bytes
 from irpar.analysis.memory.by_use import bytes_by_use
 from irpar.analysis.memory.liveness import Uses, constant_bytes, memories_of, peak, uses_of, value_bytes
+from irpar.analysis.memory.scratch import Needs
 from irpar.analysis.opening import with_calls_opened
 from irpar.analysis.redistribution.held import settled_annotations
 from irpar.analysis.segments import segment_entries
@@ -190,7 +191,8 @@ def make_plan(
 
 def _rank_entries(module: Module, mesh: Mesh, parts: Sequence[Part]) -> list[dict[str, Any]]:
     """The entries of `ranks`: which part each runs, and what it holds."""
-    held = {graph: _held(graph) for graph in module.graphs}
+    needs = Needs()
+    held = {graph: _held(graph, needs) for graph in module.graphs}
     part_of = {rank: part for part in parts for rank in part.ranks}
     return [
         {
@@ -203,13 +205,13 @@ def _rank_entries(module: Module, mesh: Mesh, parts: Sequence[Part]) -> list[dic
     ]
 
 
-def _held(graph: Graph) -> dict[str, Any]:
+def _held(graph: Graph, needs: Needs) -> dict[str, Any]:
     """What a rank that runs a program holds at most, in bytes: at once, in one arena, by use, and beside the device."""
     uses = uses_of(graph)
     most = peak(graph, uses)
     return {
         "peak_bytes": most.total_bytes,
-        "arena_bytes": arena_bytes(graph, uses),
+        "arena_bytes": arena_bytes(graph, uses, needs),
         "memory": bytes_by_use(graph, most, uses),
         **_held_elsewhere(graph, uses),
     }

@@ -9,12 +9,18 @@ from irpar.ops.memory_copies import node_place
 from .liveness import Uses, nested_bytes, uses_of, value_bytes
 from .offsets.heuristics import place
 from .offsets.lifetimes import Lifetime
-from .scratch import needed_bytes, nested_scratch
+from .scratch import Needs, nested_scratch
 
 
-def arena_bytes(graph: Graph, uses: Uses | None = None) -> int:
-    """Bytes of an arena in which all that a graph computes on the device finds room, in its order, inputs included."""
-    return place(list(arena_lifetimes(graph, uses))).nbytes
+def arena_bytes(graph: Graph, uses: Uses | None = None, needs: Needs | None = None) -> int:
+    """Bytes of an arena in which all that a graph computes on the device finds room, in its order, inputs included.
+
+    Args:
+        graph: it.
+        uses: from `uses_of`, if they are known.
+        needs: what kernels need, for who asks of several graphs.
+    """
+    return place(list(arena_lifetimes(graph, uses, needs))).nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +30,17 @@ class Scratch:
     node: Node
 
 
-def arena_lifetimes(graph: Graph, uses: Uses | None = None) -> Iterator[Lifetime[Value | Node | Scratch]]:
+def arena_lifetimes(
+    graph: Graph, uses: Uses | None = None, needs: Needs | None = None
+) -> Iterator[Lifetime[Value | Node | Scratch]]:
     """As `lifetimes`, and the scratch of each node."""
+    needs = Needs() if needs is None else needs
     for one in lifetimes(graph, uses):
         yield Lifetime(one.key, one.nbytes, one.first, one.last)
     for step, node in enumerate(graph, 1):
         if node_place(node) == "host":
             continue
-        if needed := needed_bytes(node) + nested_scratch(node):
+        if needed := needs.of(node) + nested_scratch(node):
             yield Lifetime(Scratch(node), needed, step, step)
 
 

@@ -1,8 +1,9 @@
 """Scratch: what the kernels of a processor need at most beside operands and results, while a node runs."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 
 from irpar.analysis.engines import writes_out
+from irpar.analysis.equal_nodes import attribute_key
 from irpar.ir import Graph, Node, Value, plain_attribute, tensor_type
 from irpar.kernels import Kernel, Shaped, lookup
 from irpar.kernels.registry import ScratchBytes
@@ -12,6 +13,42 @@ from irpar.ops import traits
 def needed_bytes(node: Node) -> int:
     """What the kernel of a node needs at most: what it takes where it is told to, and what it allocates itself."""
     return scratch_bytes(node) + temporary_bytes(node)
+
+
+class Needs:
+    """As `needed_bytes`, of the nodes of graphs that stay as they are: of those that are alike one is asked about."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, int] = {}
+        self._told: dict[Value, Hashable] = {}
+
+    def of(self, node: Node) -> int:
+        """What the kernel of a node needs at most."""
+        kernel = _kernel(node)
+        if kernel is None or (kernel.scratch is None and kernel.temporaries is None):
+            return 0
+        key = self._likeness(node)
+        found = None if key is None else self._found.get(key)
+        if found is None:
+            found = needed_bytes(node)
+            if key is not None:
+                self._found[key] = found
+        return found
+
+    def _likeness(self, node: Node) -> Hashable:
+        """All that a kernel is told of a node; None where an attribute is no short one."""
+        attributes = tuple([(name, attribute_key(value)) for name, value in node.attributes.items()])
+        if any(key is None for _, key in attributes):
+            return None
+        operands = tuple([None if value is None else self._of_value(value) for value in node.operands])
+        results = tuple([self._of_value(value) for value in node.results])
+        return node.domain, node.op_type, node.version, attributes, operands, results
+
+    def _of_value(self, value: Value) -> Hashable:
+        found = self._told.get(value)
+        if found is None:
+            found = self._told[value] = value.type, _is_strided(value), value.is_constant
+        return found
 
 
 def scratch_bytes(node: Node) -> int:
