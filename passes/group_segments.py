@@ -3,13 +3,15 @@
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Literal
 
 from irpar.analysis.equal_nodes import equal_nodes
-from irpar.analysis.memory.liveness import held_bytes, uses_of
+from irpar.analysis.memory.liveness import Uses, held_bytes, uses_of
 from irpar.analysis.memory.replaced import reads_of
+from irpar.analysis.twins import Twins, twins_of
 from irpar.ir import Graph, Module, Node, captured_or_read
 from irpar.ops import called_communication, holds_collectives, traits
 from irpar.ops.collectives import number_alike
@@ -52,7 +54,8 @@ class GroupSegments(Pass):
         moved = 0
         if self.order == "fewest":
             bodies = [body for graph in module.graphs for body in graph.graphs()]
-            moved = sum(_Arrangement(body).apply() for body in bodies if any(map(holds_collectives, body)))
+            talking = [body for body in bodies if any(map(holds_collectives, body))]
+            moved = sum(arrangement.apply() for arrangement in _arrangements(talking))
         numbered = number_alike(module.graphs)
         numbered = number_copies(module.graphs) or numbered
         return PassResult(moved > 0 or numbered, statistics={"moved nodes": moved} if moved else {})
@@ -78,11 +81,37 @@ def _on_host(nodes: Sequence[Node]) -> list[bool]:
     return [place == "host" for place in where.values()]
 
 
+def _arrangements(graphs: Iterable[Graph]) -> "list[_Arrangement]":
+    """Those of some graphs; of twins the nodes are looked at once."""
+    own: list[_Arrangement] = []
+    found: list[_Arrangement] = []
+    for graph in graphs:
+        made = next((made for known in own if (made := known.of_twin(graph)) is not None), None)
+        if made is None:
+            made = _Arrangement(graph)
+            own.append(made)
+        found.append(made)
+    return found
+
+
+Targets = tuple[list[int], list[int]]
+"""The slots that are used, and the slot of every node."""
+
+
 class _Arrangement:
-    """A graph whose nodes are given slots: slot n is behind the first n nodes of communication."""
+    """A graph whose nodes are given slots: slot n is behind the first n nodes of communication.
+
+    Attributes:
+        twins: from the values of the graph that was looked at to those of this one, its twin; None: it is this one.
+        known_targets, known_uses: what was found for the same wishes and the same slots, for twins to take over; in
+            values of the graph that was looked at.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.twins: Twins | None = None
+        self.known_targets: dict[tuple[_Wish, ...], Targets] = {}
+        self.known_uses: dict[tuple[int, ...], Uses] = {}
         self.nodes = list(graph)
         self.on_host = _on_host(self.nodes)
         self.communicates = [holds_collectives(node) for node in self.nodes]
@@ -101,6 +130,16 @@ class _Arrangement:
         self.least = self._least_slots()
         own = {slot for slot, talks in zip(self.slots, self.communicates, strict=True) if not talks}
         self.wishes = dict.fromkeys(sorted(own), _Wish.LATER)
+
+    def of_twin(self, graph: Graph) -> "_Arrangement | None":
+        """That of a graph that differs in sizes alone from this one, which is as it came; None for any other."""
+        twins = twins_of(self.graph, graph)
+        if twins is None:
+            return None
+        made = copy(self)
+        made.graph, made.twins, made.nodes = graph, twins, list(graph)
+        made.wishes = dict(self.wishes)
+        return made
 
     def _find_reads(self) -> None:
         """What each node reads of others, and whether it is made of constants alone."""
@@ -128,23 +167,31 @@ class _Arrangement:
 
     def apply(self) -> int:
         """Rearrange the graph; returns how many nodes have another slot."""
-        most = max(held for _, held in self._held())
+        most = max(held for _, held in self._held(self.slots))
         for _ in range(_MOST_ROUNDS):
             used, targets = self._targets()
             if targets == self.slots:
                 break
             self._put_into(targets)
             slot_of = dict(zip(self.nodes, targets, strict=True))
-            above = {slot_of[node] for node, held in self._held() if node is not None and held > most}
+            above = {slot_of[node] for node, held in self._held(targets) if held > most and node is not None}
             if not above:
                 return sum(target != slot for target, slot in zip(targets, self.slots, strict=True))
             self._give_way(above, used)
         self._put_into(self.slots)
         return sum(node is not was for node, was in zip(self.graph, self.nodes, strict=True))
 
-    def _held(self) -> Iterator[tuple[Node | None, int]]:
-        """What the device holds while each node runs, in the order in which the nodes stand now."""
-        return held_bytes(self.graph, uses_of(self.graph, self.held_for))
+    def _held(self, slots: Sequence[int]) -> Iterator[tuple[Node | None, int]]:
+        """What the device holds while each node runs, in the order in which the nodes stand now, by these slots."""
+        return held_bytes(self.graph, self._uses(tuple(slots)))
+
+    def _uses(self, slots: tuple[int, ...]) -> Uses:
+        known = self.known_uses.get(slots)
+        if self.twins is not None:
+            return uses_of(self.graph) if known is None else known.of_twin(self.twins)
+        if known is None:
+            known = self.known_uses[slots] = uses_of(self.graph, self.held_for)
+        return known
 
     def _put_into(self, slots: Sequence[int]) -> None:
         """Order nodes by slots; in each the host's are behind the device's, and communication is at the end."""
@@ -154,8 +201,14 @@ class _Arrangement:
     def _put(self, order: Iterable[int]) -> None:
         self.graph.reorder([self.nodes[place] for place in order])
 
-    def _targets(self) -> tuple[list[int], list[int]]:
+    def _targets(self) -> Targets:
         """The slots that are used, and the slot of every node; communication keeps its own."""
+        wishes = tuple(self.wishes.values())
+        if wishes not in self.known_targets:
+            self.known_targets[wishes] = self._find_targets()
+        return self.known_targets[wishes]
+
+    def _find_targets(self) -> Targets:
         earliest, latest = self._windows()
         occupied = list(self.wishes)
         compute = [place for place, talks in enumerate(self.communicates) if not talks]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from irpar.analysis.segments import stretches
+from irpar.analysis.twins import Twins
 from irpar.ir import COMMUNICATION, Graph, InflightType, Memory, Module, Node, TensorType, Value
 from irpar.ops import holds_collectives, traits
 from irpar.ops.bodies import waits_for_copy
@@ -68,6 +69,11 @@ class Uses:
 
     roots: dict[Value, Value]
     last: dict[Value, Node]
+
+    def of_twin(self, twins: Twins) -> "Uses":
+        """The same of a graph that differs in sizes alone."""
+        roots = {twins.values[value]: twins.values[root] for value, root in self.roots.items()}
+        return Uses(roots, {twins.values[value]: twins.nodes[node] for value, node in self.last.items()})
 
 
 def uses_of(graph: Graph, reads: Reads | None = None) -> Uses:
