@@ -187,9 +187,11 @@ def last_uses(graph: Graph, roots: dict[Value, Value], reads: Reads | None = Non
         end = ends.get(node)
         for value in held_for(node) if reads is None else reads[node]:
             root = roots.get(value, value)
-            if root.data is None and root not in states and root.owner is graph:
-                is_taken = end is not None and root.memory == "host" and ends.get(root.node) is not end
-                last[root] = end if end is not None and is_taken else node
+            is_taken = end is not None and root.memory == "host" and ends.get(root.node) is not end
+            last[root] = end if end is not None and is_taken else node
+    # What is held in any case is told from the rest once, rather than at each reader.
+    last = {root: node for root, node in last.items() if root.data is None and root.owner is graph}
+    last.update(dict.fromkeys(states, graph.return_node))
     return last
 
 

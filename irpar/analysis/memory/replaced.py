@@ -150,13 +150,12 @@ class _Watched:
         self._made: dict[Value, int] = {}
         self._writes: dict[tuple[str, str, int, int], bool] = {}
         views = self._views
+        seen, makers = views.keys(), {value.node for value in watched}
         for place, node in enumerate(graph):
-            known = [value for value in reads[node] if value in views]
-            if known:
-                self._read(node, place, known)
-            for value in node.results:
-                if value in watched:
-                    self._made[value] = place
+            if not seen.isdisjoint(reads[node]):
+                self._read(node, place, [value for value in reads[node] if value in views])
+            if node in makers:
+                self._made.update((value, place) for value in node.results)
 
     def _read(self, node: Node, place: int, known: Iterable[Value]) -> None:
         seen: dict[Value, None] = {}
