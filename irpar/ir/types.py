@@ -81,6 +81,13 @@ class TensorType:
         return self._nbytes
 
     @property
+    def known_bytes(self) -> int:
+        """Bytes of a static tensor; 0 of another."""
+        if self._nbytes is not None:
+            return self._nbytes
+        return self.nbytes if self.is_static else 0
+
+    @property
     def is_too_large(self) -> bool:
         """True where the known sizes make more bytes than can be addressed."""
         sizes = [dim for dim in self.shape or () if type(dim) is int]

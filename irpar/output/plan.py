@@ -13,7 +13,7 @@ from irpar.analysis.cost.node import graph_flops
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.memory.arena import arena_bytes
 from irpar.analysis.memory.by_use import bytes_by_use
-from irpar.analysis.memory.liveness import Uses, constant_bytes, memories_of, peak, uses_of, value_bytes
+from irpar.analysis.memory.liveness import Uses, memories_of, peak, uses_of, value_bytes
 from irpar.analysis.memory.scratch import Needs
 from irpar.analysis.opening import with_calls_opened
 from irpar.analysis.redistribution.held import settled_annotations
@@ -40,7 +40,7 @@ from irpar.ops import traits
 from irpar.ops.collectives import KINDS, POINT_TO_POINT, collective_axes, is_planned, sent_bytes
 from irpar.ops.coords import COORDS
 from irpar.ops.facts import int_attribute, ints_attribute
-from irpar.ops.memory_copies import MEMORIES, copies_of, is_copy, source_memory, target_memory
+from irpar.ops.memory_copies import copies_of, is_copy, source_memory, target_memory
 from irpar.ops.updates import as_written
 from irpar.sharding import Axis, IrparError, Mesh, Sharding
 
@@ -223,7 +223,7 @@ def _part_entries(module: Module, parts: Sequence[Part], flops: Mapping[Graph, i
     return [
         {
             "model": f"part{part.index}/{MODEL_FILE}",
-            "weight_bytes": sum(constant_bytes(part.graph, memory) for memory in MEMORIES),
+            "weight_bytes": sum(value_bytes(value) for inner in part.graph.graphs() for value in inner.constants),
             "flops": flops[part.graph],
             "segments": segments[part.graph],
             "program": None,  # Known when they are written.

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.analysis.types.control_flow import assumed_trips
 from irpar.ir import Graph, Node
 from irpar.ops import flops
+
+_IS_STATIC = attrgetter("is_static")
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,10 @@ def node_flops(node: Node) -> int:
 
     An If counts its more expensive branch, a Loop or Scan as many trips as are known before it runs, or one.
     """
-    nested = [graph_flops(graph) for graph in node.nested_graphs()]
+    nested = [graph_flops(graph) for graph in node.nested_graphs()] if node.holds_graphs else []
     if nested:
         return assumed_trips(node) * max(nested)
-    if not all(value.is_static for value in (*node.inputs, *node.results)):
-        return 0
-    return flops(node)
+    return flops(node) if all(map(_IS_STATIC, (*node.inputs, *node.results))) else 0
 
 
 def node_bytes(node: Node) -> int:

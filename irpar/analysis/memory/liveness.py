@@ -1,5 +1,6 @@
 """Liveness: which values are held when, and the most bytes that are held at once, in each memory by itself."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -39,7 +40,7 @@ def value_bytes(value: Value) -> int:
     known = value.type
     if type(known) is InflightType and value.node is not None and traits(value.node).copies:
         known = known.elem
-    return known.nbytes if type(known) is TensorType and known.is_static else 0
+    return known.known_bytes if type(known) is TensorType else 0
 
 
 def bytes_in(value: Value, memory: Memory) -> int:
@@ -124,19 +125,20 @@ def held_bytes(graph: Graph, uses: Uses | None = None, memory: Memory = "device"
     held = sum(map(value_bytes, inputs))
     yield None, held
     held -= sum(value_bytes(value) for value in inputs if value not in last)
-    ends: dict[Node, int] = {}
+    ends: defaultdict[Node, int] = defaultdict(int)
     for value, node in last.items():
         if value.memory == memory:
-            ends[node] = ends.get(node, 0) + value_bytes(value)
+            ends[node] += value_bytes(value)
     for node in graph:
         unread = 0
         for value in node.results:
             if value not in roots and value.memory == memory:
                 made = value_bytes(value)
                 held += made
-                unread += 0 if value in last else made
-        yield node, held + nested_bytes(node, memory)
-        held -= ends.get(node, 0) + unread
+                if value not in last:
+                    unread += made
+        yield node, held + nested_bytes(node, memory) if node.attributes else held
+        held -= ends[node] + unread
 
 
 def nested_bytes(node: Node, memory: Memory = "device") -> int:

@@ -37,12 +37,15 @@ class Needs:
 
     def _likeness(self, node: Node) -> Hashable:
         """All that a kernel is told of a node; None where an attribute is no short one."""
-        attributes = tuple([(name, attribute_key(value)) for name, value in node.attributes.items()])
-        if any(key is None for _, key in attributes):
-            return None
+        attributes = []
+        for name, attribute in node.attributes.items():
+            key = attribute_key(attribute)
+            if key is None:
+                return None
+            attributes.append((name, key))
         operands = tuple([None if value is None else self._of_value(value) for value in node.operands])
         results = tuple([self._of_value(value) for value in node.results])
-        return node.domain, node.op_type, node.version, attributes, operands, results
+        return node.domain, node.op_type, node.version, tuple(attributes), operands, results
 
     def _of_value(self, value: Value) -> Hashable:
         found = self._told.get(value)
