@@ -20,7 +20,8 @@ class Needs:
 
     def __init__(self) -> None:
         self._found: dict[Hashable, int] = {}
-        self._told: dict[Value, Hashable] = {}
+        self._told: dict[Value, int] = {}
+        self._numbers: dict[Hashable, int] = {}
 
     def of(self, node: Node) -> int:
         """What the kernel of a node needs at most."""
@@ -47,10 +48,12 @@ class Needs:
         results = tuple([self._of_value(value) for value in node.results])
         return node.domain, node.op_type, node.version, tuple(attributes), operands, results
 
-    def _of_value(self, value: Value) -> Hashable:
+    def _of_value(self, value: Value) -> int:
+        """A number for all that a kernel is told of a value: types are compared once rather than at each reader."""
         found = self._told.get(value)
         if found is None:
-            found = self._told[value] = value.type, _is_strided(value), value.is_constant
+            told = value.type, _is_strided(value), value.is_constant
+            found = self._told[value] = self._numbers.setdefault(told, len(self._numbers))
         return found
 
 
