@@ -1,8 +1,9 @@
 """Passes over a model of many equal layers, which plan a few of them for all."""
 
-from irpar.analysis.layers.chain import FIRST, LAST, NotAlike, find_chain
+from irpar.analysis.layers.chain import FIRST, LAST, find_chain
 from irpar.analysis.layers.fold import folded_module
 from irpar.analysis.layers.unfold import unfold
+from irpar.analysis.layers.units import NotAlike
 from irpar.ir.repeats import NeedsAllLayersError
 from irpar.pass_manager import PipelineRun
 from irpar.sharding import IrparError
@@ -11,6 +12,9 @@ FOLDED = frozenset(
     {"split-weights", "split-bias", "complete-sharding", "insert-redistribution", "simplify-collectives", "localize"}
 )
 """Passes that do to a layer what is in it and beside it asks for, and no layer further off."""
+
+WHOLE = frozenset({"zero"})
+"""Passes before those that look at the whole model, and leave layers as alike as they were."""
 
 
 def plan_layers_once(run: PipelineRun) -> None:
@@ -24,6 +28,7 @@ def plan_layers_once(run: PipelineRun) -> None:
     """
     if not _may_fold(run):
         return
+    run.advance(lambda pass_: pass_.name in WHOLE)
     try:
         chain = find_chain(run.module)
         if chain is None:
@@ -50,14 +55,12 @@ def plan_layers_once(run: PipelineRun) -> None:
 def _may_fold(run: PipelineRun) -> bool:
     """Whether the next passes can, as far as that shows without a look at layers."""
     module = run.module
-    names = [pass_.name for pass_ in run.left]
+    names = [pass_.name for pass_ in run.left if pass_.name not in WHOLE]
     first = next((index for index, name in enumerate(names) if name not in FOLDED), len(names))
     is_plain = not (module.functions or module.run_as_said or module.annotations)
-    replaces = any(state.output is not None for state in module.graph.states.values())
     return (
         "localize" in names[:first]
         and is_plain
-        and not replaces
         and not module.is_local
         and module.memory_limit is None
         and not run.instrumentation.looks_at_modules

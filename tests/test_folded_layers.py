@@ -7,8 +7,9 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.analysis.layers.chain import LEAST_COUNT, NotAlike, find_chain
+from irpar.analysis.layers.chain import LEAST_COUNT, find_chain
 from irpar.analysis.layers.fold import folded_module
+from irpar.analysis.layers.units import NotAlike
 from irpar.ir import Node, parse_module
 from irpar.ir.annotate import annotate_further, glob_of, matches
 from irpar.ir.annotation import Annotation
@@ -129,7 +130,7 @@ def test_values_that_have_come_and_gone_count_in_the_names_of_later_ones():
     """What is annotated is moved and takes its name from what its node gives, layer by layer."""
     said = [("/h.*/Add_1_output_0", ["dp", "tp", None]), ("/h.*/Add_output_0", ["dp", "tp", None])]
     (note,) = check_same(built("gpt", COUNT, said), "dp=2,tp=2")
-    assert note == f"dce: {APART}new values are numbered after %v_1, which is gone: layers may have had it"
+    assert ALIKE in note
 
 
 def test_a_short_chain_is_planned_as_it_is():
@@ -248,7 +249,7 @@ def test_weights_that_are_state_which_nothing_replaces_are_folded(family, furthe
     assert any(ALIKE in note for note in check_same(module, None))
 
 
-def test_a_state_that_is_replaced_is_not_folded():
+def test_a_state_that_is_replaced_is_folded_too():
     module = chain_module()
-    module.add_state("x", "h15")
-    assert check_same(module, {"d": 2}) == []
+    module.add_state("x", f"h{COUNT - 1}")
+    assert any(ALIKE in note for note in check_same(module, {"d": 2}))

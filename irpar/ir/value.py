@@ -1,6 +1,5 @@
 """Values in SSA form, with use lists that keep every rewrite O(1) per use; and the table of their names."""
 
-import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
@@ -168,6 +167,7 @@ class Value:
             self.name = name
             return
         owner.names.release(self)
+        owner.names.take_back(self.name)
         self.name = name
         owner.names.claim(self)
 
@@ -204,25 +204,24 @@ class Names:
 
     Attributes:
         table: name to value.
-        hints: what new values were named after, here or where this is an heir of.
         changes: how often a value came, went, or got another name, here or in the imported model; what was made of
             the names is still right while this number stays.
     """
 
-    __slots__ = ("_counters", "_gone", "changes", "hints", "table")
+    __slots__ = ("_counters", "_gone", "_last", "changes", "table")
 
     def __init__(self) -> None:
         self.table: dict[str, Value] = {}
         self.changes = 0
-        self._counters: dict[str, Iterator[int]] = {}
+        self._counters: dict[str, int] = {}
+        self._last: tuple[str, str] | None = None
+        """The last new name, and what it was made of."""
         self._gone: set[str] = set()
-        self.hints: set[str] = set()
 
     def heir(self) -> "Names":
         """A table for a copy of the graph: each of its values may take its name over, and no new value gets one."""
         made = Names()
         made._gone = self._gone | self.table.keys()
-        made.hints = set(self.hints)
         return made
 
     def claim(self, value: Value) -> None:
@@ -242,13 +241,23 @@ class Names:
 
     def fresh(self, hint: str) -> str:
         """A name that nothing has or had: `hint_1`, `hint_2` ... So no new value passes for one of the model."""
-        self.hints.add(hint)
-        counter = self._counters.setdefault(hint, itertools.count(1))
-        for number in counter:
-            name = f"{hint}_{number}"
-            if not self.had(name):
-                return name
-        raise AssertionError
+        number = self._counters.get(hint, 0) + 1
+        while self.had(name := f"{hint}_{number}"):
+            number += 1
+        self._counters[hint] = number
+        self._last = name, hint
+        return name
+
+    def take_back(self, name: str) -> None:
+        """Let the next new value have a name that was the last new one, and that its value has not kept."""
+        if self._last is not None and self._last[0] == name:
+            self._counters[self._last[1]] -= 1
+            self._gone.discard(name)
+            self._last = None
+
+    def counted(self, hint: str) -> int:
+        """The last number that `fresh` has given with that, here; 0: none."""
+        return self._counters.get(hint, 0)
 
     def had(self, name: str) -> bool:
         """Whether something has a name, or had it."""

@@ -46,7 +46,7 @@ def test_a_slice_starts_where_the_coordinates_say() -> None:
           %const_1 = constant : i64[1] [16]
           %irpar.index.m.y = Gather(%irpar.coords, %irpar.number_1) {axis=0} : i64[]
           %irpar.start.m.y.16 = Mul(%irpar.index.m.y, %irpar.number_16) : i64[]
-          %v_2 = Reshape(%irpar.start.m.y.16, %const) : i64[1]
+          %v_1 = Reshape(%irpar.start.m.y.16, %const) : i64[1]
           %v_3 = Add(%v_2, %const_1) : i64[1]
           %x_1 = Slice(%x, %v_2, %v_3, %const) : f32[4, 16] of [8@x, 64@y]
           %y = Relu(%x_1) : f32[4, 16] of [8@x, 64@y]

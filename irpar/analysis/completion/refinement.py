@@ -105,6 +105,7 @@ class Refinement:
         given: per value how its node gives it, or how it is sharded.
         moving: per value what its moves cost as nodes run now, where that was asked.
         hopeless: what nodes look like that nothing is better for.
+        left, tried: how many more changes may be tried; how many were, with all layers for which the module has a few.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Refinement:
         self.are_moved: dict[Value, bool] = {}
         self.light: dict[RuleView, bool] = {}
         self.order = {node: place for place, node in enumerate(placements)}
-        self.left = 0
+        self.left = self.tried = 0
         for node, placement in placements.items():
             self._take(node, placement)
             for value, _ in captured_whole(flow, node):
@@ -143,7 +144,7 @@ class Refinement:
 
     def run(self, begin: Collection[Node] | None = None) -> dict[Node, Placement]:
         """Change placements, from some nodes on (`refine`); returns all of them."""
-        self.left = MOST_TRIED + 4 * len(self.placements)
+        self.left, self.tried = MOST_TRIED + 4 * len(self.placements), 0
         moved = [value for value in self.needs if value.is_static and self._is_moved(value)]
         ends = (node for value in moved for node in (value.node, *value.users))
         able = (node for node in ends if node in self.placements and self._may_change(node))
@@ -154,7 +155,9 @@ class Refinement:
             if not self._is_moved_around(node):
                 continue
             around = self._look(node, LOOK_AROUND)
+            left = self.left
             change = None if around in self.hopeless else self._better(node)
+            self.tried += (left - self.left) * self._layers_of(node)
             if change is None:
                 self.hopeless.add(around)
             else:
@@ -174,10 +177,13 @@ class Refinement:
             IrparError: they are not.
         """
         if self.flow.repeats:
-            tried = MOST_TRIED + 4 * len(self.placements) - self.left
-            nodes = sum(max(map(self.flow.layers_of, node.results), default=1) for node in self.placements)
-            if tried * max(self.flow.repeats.values()) > MOST_TRIED + 4 * nodes:
+            nodes = sum(map(self._layers_of, self.placements))
+            if self.tried > MOST_TRIED + 4 * nodes:
                 raise only_with_all_layers("how many changes are tried")
+
+    def _layers_of(self, node: Node) -> int:
+        """How many layers have such a node."""
+        return max(map(self.flow.layers_of, node.results), default=1) if self.flow.repeats else 1
 
     def run_together(self) -> dict[Node, Placement]:
         """Go on, with what waits for nothing priced as one of many; returns all placements."""

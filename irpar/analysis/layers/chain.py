@@ -1,18 +1,22 @@
 """Equal layers one behind another, of which a few stand for all while passes plan them.
 
 x -> L0 -> L1 -> ... -> L95 -> y      each reads what the one before it gives, weights of its own, and what all share
+
+In a training step also what the one behind it gives: its gradient.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from irpar.analysis.equal_nodes import MAX_ELEMENTS, numbers_key
-from irpar.ir import ArrayTensor, DType, Module, Tensor, Value, place_of
+from irpar.ir import ArrayTensor, DType, Graph, Module, Tensor, Value, place_of
 
 from .chain_names import LayerNames, Words
 from .find import Layers, find_layers_in_order
+from .units import FORWARD, NotAlike, Stretch, in_phases, with_gradients
 
 FIRST, LAST = 3, 2
 """Layers at the two ends of a chain that are planned: the third and its neighbours are to come out alike."""
@@ -24,22 +28,22 @@ LEAST_COUNT = 16
 """Layers of a chain that is worth it: to look for fewer, and to compare them, costs about what it saves."""
 
 
-class NotAlike(Exception):  # noqa: N818 - it says why layers are planned each for itself
-    """Layers, or what passes made of them, that are not as alike as it takes; the message says which and why."""
-
-
 @dataclass(frozen=True)
 class Chain:
-    """Layers of which each reads what the one before it gives.
+    """Layers of which each reads what the ones beside it give.
 
     Attributes:
         layers: them.
+        stretches: where their nodes stand: each layer has some in each.
         own: which of the operands of a layer are its own: constants, or inputs of the graph.
+        results: which results of the graph replace state of a layer, for each.
         names: what their nodes and values are called.
     """
 
     layers: Layers
+    stretches: tuple[Stretch, ...]
     own: tuple[int, ...]
+    results: tuple[tuple[int, ...], ...]
     names: LayerNames
 
     @property
@@ -57,6 +61,11 @@ class Chain:
         """The constants and inputs that only this layer reads."""
         return [self.layers.operands[layer][place] for place in self.own]
 
+    def kept_results(self, count: int) -> list[int]:
+        """Of so many results of the graph those that replace no state of a layer that is left out."""
+        gone = {index for layer in self.left_out for index in self.results[layer]}
+        return [index for index in range(count) if index not in gone]
+
     def values_of(self, layer: int) -> list[Value]:
         """What belongs to a layer: results of its nodes, and its constants and inputs."""
         return _values(self.layers, self.own, layer)
@@ -68,18 +77,26 @@ def find_chain(module: Module) -> Chain | None:
     Raises:
         NotAlike: there is one, but its layers are told apart by something.
     """
-    found = [layers for layers in find_layers_in_order(module.graph) if layers.count >= LEAST_COUNT]
+    graph = module.graph
+    is_step = in_phases(graph)
+    every = find_layers_in_order(graph, phase=FORWARD if is_step else None)
+    found = [layers for layers in every if layers.count >= LEAST_COUNT]
     if not found:
         return None
     layers = max(found, key=lambda each: (each.count - 1) * each.size)
-    _check_order(module, layers)
+    stretches: tuple[Stretch, ...] = (Stretch(0, layers.size),)
+    if is_step:
+        layers, stretches = with_gradients(graph, layers)
+        if layers.count < LEAST_COUNT:
+            raise NotAlike("their gradients or updates differ")
+    _check_order(graph, layers, stretches)
     own = _own_operands(layers)
-    _check_readers(layers)
+    _check_readers(graph, layers, stretches)
     _check_facts(module, layers, own)
     names = LayerNames.of([_named(layers, own, layer) for layer in range(layers.count)])
     if names is None:
         raise NotAlike("names of their values follow no common pattern")
-    chain = Chain(layers, own, names)
+    chain = Chain(layers, stretches, own, _results(graph, layers, own), names)
     _check_words(module, chain)
     return chain
 
@@ -99,12 +116,13 @@ def _named(layers: Layers, own: Sequence[int], layer: int) -> list[str]:
     return [name or "" for name in found]
 
 
-def _check_order(module: Module, layers: Layers) -> None:
+def _check_order(graph: Graph, layers: Layers, stretches: Sequence[Stretch]) -> None:
     """Layers follow each other without anything between."""
-    place = {node: number for number, node in enumerate(module.graph)}
-    expected = place[layers.members[0][0]]
-    for nodes in layers.members:
-        for node in nodes:
+    place = {node: number for number, node in enumerate(graph)}
+    for stretch in stretches:
+        ordered = layers.members[::-1] if stretch.backward else layers.members
+        expected = place[stretch.of(ordered[0])[0]]
+        for node in (node for nodes in ordered for node in stretch.of(nodes)):
             if place[node] != expected:
                 raise NotAlike(f"{node.title} does not follow the node before it in its layer")
             if node.holds_graphs or node.callee is not None or node.strategy is not None or node.doc or node.metadata:
@@ -116,7 +134,7 @@ def _own_operands(layers: Layers) -> tuple[int, ...]:
     """The operands that each layer has for itself.
 
     Raises:
-        NotAlike: one is neither this, nor the same for all, nor what the layer before gives.
+        NotAlike: one is neither this, nor the same for all, nor what a layer beside it gives.
     """
     given = [{value: place for place, value in enumerate(layers.results_of(nodes))} for nodes in layers.members]
     own = []
@@ -124,7 +142,8 @@ def _own_operands(layers: Layers) -> tuple[int, ...]:
         if all(value is values[0] for value in values):
             continue
         before = {known.get(value) for known, value in zip(given, values[1:], strict=False)}
-        if len(before) == 1 and None not in before:
+        behind = {known.get(value) for known, value in zip(given[1:], values, strict=False)}
+        if any(len(places) == 1 and None not in places for places in (before, behind)):
             continue
         if len(set(values)) < len(values) or any(value.node is not None for value in values):
             raise NotAlike(f"%{values[0].name} is read by some layers, or is computed for one")
@@ -132,13 +151,49 @@ def _own_operands(layers: Layers) -> tuple[int, ...]:
     return tuple(own)
 
 
-def _check_readers(layers: Layers) -> None:
-    """What a layer that is left out gives is read in it and in the next; so is what the layer before those gives."""
+def _check_readers(graph: Graph, layers: Layers, stretches: Sequence[Stretch]) -> None:
+    """What a layer that is left out gives is read in it and beside it; so is what the layer before those gives."""
     inside = {node: number for number, nodes in enumerate(layers.members) for node in nodes}
+    first = -1 if any(stretch.backward for stretch in stretches) else 0
+    replacing = {graph.output(state.output) for state in graph.states.values() if state.output is not None}
     for number in range(MODEL, layers.count - LAST):
+        near = range(number + first, number + 2)
         for value in layers.results_of(layers.members[number]):
-            if any(inside.get(user) not in (number, number + 1) for user in value.users):
-                raise NotAlike(f"%{value.name} is read outside of the next layer")
+            for user in value.users:
+                if inside.get(user) not in near and not (user is graph.return_node and value in replacing):
+                    raise NotAlike(f"%{value.name} is read outside of the next layer")
+
+
+def _results(graph: Graph, layers: Layers, own: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """For each layer which results of the graph replace its states, in the order of these.
+
+    Raises:
+        NotAlike: states of layers are replaced, or belong to parameters, each otherwise.
+    """
+    found, told = [], set()
+    times = Counter(graph.outputs)
+    for layer, nodes in enumerate(layers.members):
+        values = [layers.operands[layer][place] for place in own]
+        names = {value.source_name: number for number, value in enumerate(values)}
+        place = {value: (number, value.index) for number, node in enumerate(nodes) for value in node.results}
+        facts, replaced = [], []
+        for state in (graph.states.get(value) for value in values):
+            output = None if state is None or state.output is None else graph.output(state.output)
+            if output is not None and (output not in place or times[output] > 1):
+                raise NotAlike(
+                    f"%{output.name} replaces a state of a layer, and is not computed in it, or a result besides"
+                )
+            if state is not None and state.output is not None:
+                replaced.append(state.output)
+            parameter = (
+                None if state is None or state.parameter is None else names.get(state.parameter, state.parameter)
+            )
+            facts.append((None if output is None else place[output], parameter))
+        found.append(tuple(replaced))
+        told.add(tuple(facts))
+    if len(told) > 1:
+        raise NotAlike("states are replaced, or belong to parameters, otherwise than in another layer")
+    return tuple(found)
 
 
 def _check_facts(module: Module, layers: Layers, own: Sequence[int]) -> None:
@@ -161,7 +216,7 @@ def _facts(module: Module, value: Value) -> tuple[object, ...]:
     told = None if data is None else _told(data)
     known = value.name in module.literals, module.dim_names.get(name), name in module.fixed
     state = module.graph.states.get(value)
-    kept = None if state is None else (state.kind, state.output, state.parameter)
+    kept = None if state is None else state.kind
     return kept, value.type, value.sharding, value.memory, type(data), told, known
 
 

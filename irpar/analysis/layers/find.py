@@ -74,11 +74,11 @@ def find_layers(graph: Graph, least: int = LEAST, *, phase: str | None = None) -
     )
 
 
-def find_layers_in_order(graph: Graph, least: int = LEAST) -> list[Layers]:
+def find_layers_in_order(graph: Graph, least: int = LEAST, *, phase: str | None = None) -> list[Layers]:
     """The layers of a graph that stand one behind another: as `find_layers`, of the nodes in the order of the graph."""
     keys = NodeKeys()
-    numbers = {node: keys.number(node) for node in graph}
-    return _sorted_layers(graph, _Search(graph, list(graph), numbers, least).run())
+    numbers = {node: keys.number(node) for node in graph if phase in (None, node.phase)}
+    return _sorted_layers(graph, _Search(graph, list(numbers), numbers, least).run())
 
 
 def _sorted_layers(graph: Graph, best: Sequence[Sequence[Nodes]]) -> list[Layers]:
@@ -206,7 +206,12 @@ def _layers(members: Sequence[Nodes], place: Mapping[Node, int]) -> Layers:
     members = sorted(members, key=lambda nodes: min(place[node] for node in nodes))
     by_place = sorted(range(len(members[0])), key=lambda index: place[members[0][index]])
     ordered = tuple(tuple(nodes[index] for index in by_place) for nodes in members)
-    return Layers(ordered, *_borders(ordered))
+    return layers_of(ordered)
+
+
+def layers_of(members: tuple[Nodes, ...]) -> Layers:
+    """Equal subgraphs, whose nodes stand in the same order, as layers."""
+    return Layers(members, *_borders(members))
 
 
 def _borders(members: tuple[Nodes, ...]) -> tuple[tuple[tuple[Value, ...], ...], tuple[tuple[int, int], ...]]:

@@ -1,6 +1,7 @@
 """A module with a few layers of a chain instead of all."""
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from irpar.ir import Graph, Module, Value, clone_node, clone_value
 from irpar.ir.clone import copy_facts
@@ -38,15 +39,30 @@ def _folded_graph(graph: Graph, chain: Chain, left_out: Collection[Value]) -> Gr
     for value in graph.constants:
         if value not in left_out:
             values[value] = made.adopt_constant(clone_value(value))
-    layers = chain.layers
-    skipped = {node for layer in chain.left_out for node in layers.members[layer]}
-    last = layers.members[chain.left_out[-1]]
+    members, stands_for = chain.layers.members, _stands_for(chain)
+    skipped = {node for layer in chain.left_out for node in members[layer]}
     for node in graph:
-        if node not in skipped:
-            made.append(clone_node(node, values, made.names))
-        elif node is last[-1]:
-            before = layers.results_of(layers.members[MODEL])
-            values.update({old: values[new] for old, new in zip(layers.results_of(last), before, strict=True)})
-    made.set_outputs([values[value] for value in graph.outputs], graph.output_names)
-    made.states = states_of(graph, values)
+        if node in skipped:
+            continue
+        made.append(clone_node(node, values, made.names))
+        for value in node.results:
+            if value in stands_for:
+                values[stands_for[value]] = values[value]
+    kept = chain.kept_results(graph.output_count)
+    names = [graph.output_names[index] for index in kept]
+    made.set_outputs([values[graph.output(index)] for index in kept], names)
+    place = {index: number for number, index in enumerate(kept)}
+    made.states = {
+        value: state if state.output is None else replace(state, output=place[state.output])
+        for value, state in states_of(graph, values).items()
+    }
     return made
+
+
+def _stands_for(chain: Chain) -> dict[Value, Value]:
+    """What the layers on both sides of those that are left out give, and what these give there in its place."""
+    results, members = chain.layers.results_of, chain.layers.members
+    found: dict[Value, Value] = {}
+    for kept, left_out in ((MODEL, chain.left_out[-1]), (chain.kept[MODEL + 1], chain.left_out[0])):
+        found.update(zip(results(members[kept]), results(members[left_out]), strict=True))
+    return found

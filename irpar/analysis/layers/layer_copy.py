@@ -1,13 +1,16 @@
 """A layer that was left out, put into a program as the one that stands for it."""
 
+from collections.abc import Sequence
+
 from irpar.ir import Node, Value, clone_node, clone_value
 from irpar.ops.bodies import is_numbered
 from irpar.ops.facts import int_attribute
 
-from .chain import MODEL, NotAlike
+from .chain import MODEL
 from .layer_data import LayerData
 from .numbered_names import NumberedNames
 from .planned_program import PlannedProgram
+from .units import NotAlike
 
 _MANY_IDS = 1 << 32
 """More than a program has collectives."""
@@ -20,6 +23,9 @@ class LayerCopy:
         program: that gets it.
         layer: which.
         numbered: names that count on.
+
+    Attributes:
+        values: what stands there for what the layer that it is like reads and makes.
     """
 
     def __init__(self, program: PlannedProgram, layer: int, numbered: NumberedNames) -> None:
@@ -29,24 +35,24 @@ class LayerCopy:
         self.words = program.words
         self.numbered = numbered
         self.data = LayerData(program.chain, layer)
+        self.values: dict[Value, Value] = {}
 
-    def own(self) -> dict[Value, Value]:
-        """Constants and inputs of the layer, by those that they are like."""
-        graph, found = self.program.graph, {}
+    def add_own(self) -> None:
+        """Make constants and inputs of the layer."""
+        graph = self.program.graph
         for value in self.program.own:
-            made = found[value] = clone_value(value)
+            made = self.values[value] = clone_value(value)
             self._tell(made, value)
             if value.data is not None:
                 made.data = self.data.of(value.data) or value.data
             made.graph = graph
             self._claim(made)
-        return found
 
-    def nodes(self, values: dict[Value, Value], before: Node) -> None:
-        """Insert the nodes; `values` says what they read, and gets their results."""
+    def insert(self, nodes: Sequence[Node], before: Node) -> None:
+        """Insert nodes of the layer."""
         words, around, graph = self.words, self.around, self.program.graph
-        for node in self.program.parts[MODEL]:
-            made = clone_node(node, values)
+        for node in nodes:
+            made = clone_node(node, self.values)
             made.name, made.doc = words.text(node.name, around), words.text(node.doc, around)
             made.source, made.scope = words.optional(node.source, around), words.optional(node.scope, around)
             if is_numbered(made):

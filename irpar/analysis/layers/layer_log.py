@@ -5,10 +5,11 @@ from typing import Any
 
 from irpar.ir import Annotation, Gone, Module
 
-from .chain import MODEL, NotAlike
+from .chain import MODEL
 from .chain_names import Around, Words
 from .numbered_names import NumberedNames, with_number
 from .planned_program import PlannedProgram
+from .units import NotAlike
 
 
 class LayerLog:

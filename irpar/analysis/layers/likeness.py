@@ -4,9 +4,10 @@ from irpar.analysis.equal_nodes import attribute_key
 from irpar.ir import Node, Value
 from irpar.ir.value import NUMBERED
 
-from .chain import MODEL, NotAlike
+from .chain import MODEL
 from .layer_data import LayerData
 from .planned_program import PlannedProgram, places_of
+from .units import NotAlike
 
 _NODE_FACTS = ("domain", "op_type", "version", "callee", "phase", "stage", "place", "strategy")
 _VALUE_FACTS = ("type", "sharding", "global_shape", "memory", "metadata")
@@ -20,23 +21,35 @@ def compare(program: PlannedProgram) -> None:
     """
     for number in (MODEL - 1, MODEL + 1):
         _Comparison(program, number).run()
-    inside = set(program.parts[MODEL])
-    near = inside.union(program.parts[MODEL + 1])
+    _check_readers(program)
+    _check_results(program)
+    for listed in (program.graph.inputs, list(program.graph.constants)):
+        for _ in program.runs(listed):
+            pass  # Each stands as it should.
+
+
+def _check_readers(program: PlannedProgram) -> None:
+    """What a layer gives is read in it and beside it, and by the graph where it replaces state."""
+    before, inside, behind = (
+        {node for nodes in part for node in nodes} for part in program.parts[MODEL - 1 : MODEL + 2]
+    )
+    near = inside.union(behind, before if any(program.backward) else ())
+    replacing = set(program.results_of(MODEL))
     for value in (*program.inner, *program.own):
         allowed = near if value in program.inner else inside
-        reader = next((user for user in value.users if user not in allowed), None)
-        if reader is not None:
-            raise NotAlike(f"{reader.title} reads %{value.name} from afar")
-    _check_constants(program)
+        for user in value.users:
+            if user not in allowed and not (user.is_return and value in replacing):
+                raise NotAlike(f"{user.title} reads %{value.name} from afar")
 
 
-def _check_constants(program: PlannedProgram) -> None:
-    """Where constants or inputs of the layer stand in the list, those of the next one come behind them."""
-    for listed in (program.graph.inputs, list(program.graph.constants)):
-        for last, run in program.runs(listed).items():
-            following = listed[listed.index(last) + 1 :][: len(run)]
-            if following != [program.pairs[value] for value in run]:
-                raise NotAlike(f"%{run[0].name} and what belongs to it stand otherwise in their list")
+def _check_results(program: PlannedProgram) -> None:
+    """What replaces state is computed at one place in all layers, and for each state anew."""
+    told = []
+    for number in (MODEL - 1, MODEL, MODEL + 1):
+        places = places_of(program.parts[number])
+        told.append([places.get(value) for value in program.results_of(number)])
+    if any(None in places or len(set(places)) < len(places) or places != told[0] for places in told):
+        raise NotAlike("states are replaced otherwise than in another layer")
 
 
 class _Comparison:
@@ -53,16 +66,16 @@ class _Comparison:
         self.words = program.words
         self.around = program.folded_names(number)
         self.pairs: dict[Value, Value] = {}
-        self.before = places_of(program.parts[number - 1])
+        self.before, self.behind = (places_of(program.parts[beside]) for beside in (number - 1, number + 1))
         self.data = LayerData(program.chain, program.chain.kept[number])
 
     def run(self) -> None:
         program = self.program
-        mine, other = program.parts[MODEL], program.parts[self.number]
-        if len(mine) != len(other):
-            raise NotAlike(f"one layer has {len(mine)} nodes, the next {len(other)}")
-        for node, same in zip(mine, other, strict=True):
-            self._node(node, same)
+        for mine, other in zip(program.parts[MODEL], program.parts[self.number], strict=True):
+            if len(mine) != len(other):
+                raise NotAlike(f"one layer has {len(mine)} nodes, the next {len(other)}")
+            for node, same in zip(mine, other, strict=True):
+                self._node(node, same)
         self._unread_constants()
         if self.number > MODEL:
             program.pairs = self.pairs
@@ -93,6 +106,8 @@ class _Comparison:
         if value in self.pairs:
             return self.pairs[value] is other
         if value in self.program.before and other in self.before and self._are_given_alike(value, other):
+            return True
+        if value in self.program.behind and self.program.behind[value] == self.behind.get(other):
             return True
         if value is other:
             return value not in self.program.inner
@@ -138,7 +153,7 @@ class _Comparison:
         mine, its = NUMBERED.fullmatch(name), NUMBERED.fullmatch(other)
         if mine is not None and its is not None and mine[1] == its[1]:
             step, rest = divmod(int(its[2]) - int(mine[2]), self.number - MODEL)
-            if step > 0 and not rest and self.program.steps.setdefault(name, step) == step:
+            if step and not rest and self.program.steps.setdefault(name, step) == step:
                 return
         raise NotAlike(f"%{name} is called %{other} in another layer")
 

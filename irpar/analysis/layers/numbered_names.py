@@ -1,23 +1,23 @@
 """Names with a number that counts on from layer to layer: `n_4` and `n_5` in one, `n_6` and `n_7` in the next.
 
-Who makes a value for a layer and names it after something that all layers share gets the next free number.
+Who makes a value for a layer and names it after something that all layers share gets the next free number. Where
+gradients are computed the last layer comes first: numbers fall from layer to layer.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from irpar.ir.value import NUMBERED, Names, made_of
 
+from .chain import FIRST, LAST, MODEL
 from .chain_names import words_of
-
-ALIKE = 3
-"""Layers that come out alike: the one that stands for others, and those beside it."""
 
 
 class NumberedNames:
     """The names that count on in a folded module, and what they are with all layers.
 
     Args:
-        steps: of such names of the layer that stands for others, by how much the numbers grow from layer to layer.
+        steps: of such names of the layer that stands for others, by how much the numbers grow, or fall, from layer to
+            layer.
         more: how many layers it stands for, besides itself.
     """
 
@@ -26,7 +26,7 @@ class NumberedNames:
         self.more = more
         self.is_regular = True
         self._runs: dict[str, list[tuple[int, int]]] = {}
-        """Per name without number the first number of each run of a layer, and how long it is."""
+        """Per name without number the first number of each run of a layer, and its step."""
         found: dict[str, dict[int, int]] = {}
         for name, step in steps.items():
             base, number = _split(name)
@@ -37,17 +37,26 @@ class NumberedNames:
     def _runs_of(self, numbers: Mapping[int, int]) -> list[tuple[int, int]]:
         runs, ordered = [], sorted(numbers)
         while ordered:
-            step = numbers[ordered[0]]
-            run, ordered = ordered[:step], ordered[step:]
-            is_run = run == list(range(run[0], run[0] + step)) and all(numbers[number] == step for number in run)
-            self.is_regular &= is_run
-            runs.append((run[0], step))
+            first, step = ordered[0], numbers[ordered[0]]
+            run = [number for number in ordered[: abs(step)] if number < first + abs(step)]
+            self.is_regular &= all(numbers[number] == step for number in run)
+            ordered = ordered[len(run) :]
+            runs.append((first, step))
         return runs
+
+    def is_of_layers(self, base: str, number: int) -> bool:
+        """Whether a number is one that layers which are planned have had, though values have other names now."""
+        before = (
+            number - first + (MODEL if step > 0 else LAST) * abs(step) for first, step in self._runs.get(base, ())
+        )
+        sizes = ((FIRST + LAST) * abs(step) for _, step in self._runs.get(base, ()))
+        return any(0 <= number < size for number, size in zip(before, sizes, strict=True))
 
     def counts(self, name: str) -> bool:
         """Whether a name may be one of those, of this layer or another."""
         match = NUMBERED.fullmatch(name)
-        return match is not None and match[1] in self._runs
+        runs = () if match is None else self._runs.get(match[1], ())
+        return match is not None and any(int(match[2]) >= _first_of(run) for run in runs)
 
     def of_layer(self, name: str, further: int) -> str:
         """What a name of the layer is in one that is so many layers further."""
@@ -56,7 +65,8 @@ class NumberedNames:
     def shifted(self, name: str) -> str:
         """What a name of the folded module is with all layers."""
         base, number = _split(name)
-        return with_number(name, sum(step * self.more for first, step in self._runs[base] if number >= first + step))
+        before = (abs(step) for first, step in self._runs[base] if number >= first + max(step, 0))
+        return with_number(name, self.more * sum(before))
 
     def given(self, names: Collection[str]) -> Iterator[str]:
         """All names from the first that counts on to the last one that there is with all layers.
@@ -66,7 +76,7 @@ class NumberedNames:
         """
         for base, runs in self._runs.items():
             numbers = [int(match[2]) for name in names if (match := NUMBERED.fullmatch(name)) and match[1] == base]
-            last = max(numbers, default=0) + self.more * sum(step for _, step in runs)
+            last = max(numbers, default=0) + self.more * sum(abs(step) for _, step in runs)
             yield from (f"{base}_{number}" for number in range(runs[0][0], last + 1))
 
     def is_in(self, text: str) -> bool:
@@ -74,26 +84,36 @@ class NumberedNames:
         return bool(self._runs) and any(self.counts(word) for word in words_of(text))
 
 
-def first_hidden(names: Names, had: Callable[[str], bool], own: Collection[str]) -> str | None:
+def _first_of(run: tuple[int, int]) -> int:
+    """The first number of the layers that are planned."""
+    first, step = run
+    return first - (MODEL if step > 0 else LAST) * abs(step)
+
+
+def first_hidden(names: Names, had: Callable[[str], bool], own: Collection[str], numbered: NumberedNames) -> str | None:
     """A name that a new value has had and that nothing has any more, before the last one like it; None: there is none.
 
-    Where there are fewer of them than layers that came out alike, no layer has had one.
+    The layers that are planned have had as many in a row: where fewer follow each other, no layer has had one.
 
     Args:
         names: those of a program.
         had: whether the model had a name before.
         own: names of layers: who names a new value after one of these counts for this layer alone.
+        numbered: names that count on, with those between them.
     """
     last: dict[str, int] = {}
     for name in names.table:
         match = NUMBERED.fullmatch(name)
-        if match is not None and match[1] in names.hints and not had(name):
+        if match is not None and int(match[2]) <= names.counted(match[1]) and not had(name):
             last[match[1]] = max(last.get(match[1], 0), int(match[2]))
     for base, number in last.items():
-        numbered = (f"{base}_{before}" for before in range(1, number))
-        hidden = [name for name in numbered if name not in names.table and not had(name)]
-        if len(hidden) >= ALIKE and not any(name in own for name in made_of(base)):
-            return hidden[0]
+        if any(name in own for name in made_of(base)):
+            continue
+        row: list[str] = []
+        for name in (f"{base}_{before}" for before in range(1, number) if not numbered.is_of_layers(base, before)):
+            row = [] if name in names.table else row if had(name) else [*row, name]
+            if len(row) == FIRST + LAST:
+                return row[0]
     return None
 
 

@@ -1,69 +1,112 @@
 """One program of a folded module, which has the layers that were planned."""
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from irpar.ir import Graph, Node, Value
 
-from .chain import FIRST, MODEL, Chain, NotAlike
+from .chain import FIRST, MODEL, Chain
 from .chain_names import Around, Words
 from .numbered_names import NumberedNames
+from .units import NotAlike, Stretch
 
-Place = tuple[int, int]
-"""Which node of a layer, and which of its results."""
+Place = tuple[int, int, int]
+"""Which stretch of a layer, which node of it counted from the end, and which of its results.
+
+What passes have put before the first layer of all belongs to this one, too.
+"""
+Part = Sequence[Sequence[Node]]
+"""The nodes of a layer, by stretches."""
 
 
 class PlannedProgram:
     """One program.
 
+    Args:
+        graph: it.
+        chain: the layers of the model.
+        known: the names of values of the model.
+
     Attributes:
-        parts: the nodes from the first of a planned layer to the first of the next; what brings weights of a layer
-            together right before it belongs to it.
+        parts: the nodes of each planned layer, by stretches: from its first one to the first of the next, and nothing
+            where no other layer follows. What passes have put before its first one, as what brings weights together,
+            belongs to it.
+        backward: for each stretch whether the last layer comes first in it.
         steps: names that count on, and by how much a layer.
         own: the constants and inputs of the layer that stands for others.
         pairs: values of that layer, and those of the next one that are like them.
-        inner, before: results of nodes of that layer and of the one before, by their places.
+        inner, before, behind: results of nodes of that layer and of those beside it, by their places.
+        replacing: which of those of the layer are results of the graph, and which.
         called: what values of that layer are called in the folded module.
     """
 
-    def __init__(self, graph: Graph, chain: Chain) -> None:
+    def __init__(self, graph: Graph, chain: Chain, known: Container[str]) -> None:
         self.graph = graph
+        self.known = known
         self.chain = chain
         self.order = list(graph)
+        self.backward = [stretch.backward for stretch in chain.stretches]
         self.parts = self._parts()
         self.steps: dict[str, int] = {}
         self.own: dict[Value, None] = {}
         self.called: dict[Value, str] = {}
         self.pairs: dict[Value, Value] = {}
-        model = self.parts[MODEL]
-        self.inner = places_of(model)
-        self.before = places_of(self.parts[MODEL - 1])
-        kept = chain.kept
-        names = chain.names.around(MODEL, behind=kept[FIRST])
+        self.before, self.inner, self.behind = (places_of(part) for part in self.parts[MODEL - 1 : MODEL + 2])
+        names = chain.names.around(MODEL, behind=chain.kept[FIRST])
         self.words = Words(names)
 
-    def _parts(self) -> list[list[Node]]:
-        place = {node: number for number, node in enumerate(self.order)}
-        table, layers = self.graph.names.table, self.chain.layers
-        starts = []
-        for layer in self.chain.kept:
-            values = (table.get(value.name) for node in layers.members[layer] for value in node.results)
-            own = [place[value.node] for value in values if value is not None and value.node in place]
-            if not own:
-                raise NotAlike("nothing is left of a layer")
-            starts.append(self._with_gathers(min(own), layer))
-        if starts != sorted(starts):
-            raise NotAlike("layers stand in another order")
-        return [self.order[start:stop] for start, stop in itertools.pairwise(starts)]
+    def results_of(self, number: int) -> list[Value]:
+        """What replaces state of one of the folded layers."""
+        chain, graph = self.chain, self.graph
+        kept = chain.kept_results(graph.output_count + len(chain.left_out) * len(chain.results[MODEL]))
+        place = {index: here for here, index in enumerate(kept)}
+        return [graph.output(place[index]) for index in chain.results[chain.kept[number]]]
 
-    def _with_gathers(self, start: int, layer: int) -> int:
-        """Where a layer begins, with what brings weights of its own together right before its first node."""
-        table = self.graph.names.table
-        inside = {table.get(value.name) for value in self.chain.own_of(layer)}
-        while start and _reads_only(self.order[start - 1], inside):
+    def _parts(self) -> list[list[list[Node]]]:
+        place = {node: number for number, node in enumerate(self.order)}
+        parts: list[list[list[Node]]] = [[] for _ in self.chain.kept]
+        for stretch in self.chain.stretches:
+            starts = [self._start(stretch, layer, place) for layer in self.chain.kept]
+            way = -1 if stretch.backward else 1
+            if starts != sorted(starts)[::way]:
+                raise NotAlike("layers stand in another order")
+            stops = [*starts[way:], 0] if way > 0 else [0, *starts[:way]]
+            for part, start, stop in zip(parts, starts, stops, strict=True):
+                part.append(self.order[start:stop])
+        self._add_ends(parts, max(starts), place)
+        return parts
+
+    def _add_ends(self, parts: list[list[list[Node]]], last: int, place: Mapping[Node, int]) -> None:
+        """One more stretch, where passes bring what replaces state to where this lies: behind all layers."""
+        results = [self.results_of(number) for number in range(len(parts) - 1)]
+        places = [[place[value.node] for value in values if value.node in place] for values in results]
+        stops = [1 + max((each for each in its if each > last), default=-1) for its in places]
+        if not any(stops):
+            return
+        if not all(stops) or stops != sorted(stops):
+            raise NotAlike("states are replaced in another order than that of layers")
+        self.backward.append(False)
+        for part, nodes in zip(
+            parts, [[], *(self.order[slice(*pair)] for pair in itertools.pairwise(stops)), []], strict=True
+        ):
+            part.append(nodes)
+
+    def _start(self, stretch: Stretch, layer: int, place: Mapping[Node, int]) -> int:
+        table, nodes = self.graph.names.table, stretch.of(self.chain.layers.members[layer])
+        values = (table.get(value.name) for node in nodes for value in node.results)
+        made = (value.node for value in values if value is not None and value.node is not None)
+        own = [place[node] for node in made if node in place]
+        if not own:
+            raise NotAlike("nothing is left of a layer")
+        start = min(own)
+        while start and self._is_between(self.order[start - 1]):
             start -= 1
-            inside.update(self.order[start].results)
         return start
+
+    def _is_between(self, node: Node) -> bool:
+        """Whether passes have put a node there, and it is not the last of a layer."""
+        end = self.graph.return_node
+        return not any(value.name in self.known or end in value.users for value in node.results)
 
     def folded_names(self, number: int) -> Around:
         """The names of one of the folded layers, and of those beside it there."""
@@ -71,31 +114,37 @@ class PlannedProgram:
         before = kept[number - 1] if number else -1
         return self.chain.names.around(kept[number], before, kept[number + 1])
 
-    def runs(self, listed: Iterable[Value]) -> dict[Value, list[Value]]:
-        """What is the layer's own and stands side by side in a list, by the last of each run."""
-        found: dict[Value, list[Value]] = {}
-        run: list[Value] = []
-        for value in listed:
-            if value in self.own:
-                run.append(value)
-            elif run:
-                found[run[-1]], run = run, []
-        if run:
-            found[run[-1]] = run
-        return found
+    def runs(self, listed: Sequence[Value]) -> Iterator[tuple[list[Value], bool]]:
+        """What is the layer's own and stands side by side in a list; whether what is the next layer's stands before it.
+
+        Raises:
+            NotAlike: that stands neither before nor behind it.
+        """
+        start = 0
+        for is_own, values in itertools.groupby(listed, self.own.__contains__):
+            run = list(values)
+            stop, size = start + len(run), len(run)
+            if is_own:
+                pairs = [self.pairs.get(value) for value in run]
+                is_before = listed[max(0, start - size) : start] == pairs
+                if not is_before and listed[stop : stop + size] != pairs:
+                    raise NotAlike(f"%{run[0].name} and what belongs to it stand otherwise in their list")
+                yield run, is_before
+            start = stop
 
     def check_texts(self, numbered: NumberedNames) -> None:
         """Refuse programs in which what is said elsewhere names the layer that stands for others."""
-        near = {node for part in self.parts[MODEL - 1 : MODEL + 2] for node in part}
+        near = {node for part in self.parts[MODEL - 1 : MODEL + 2] for nodes in part for node in nodes}
         for node in self.order:
             if node.doc and ((node not in near and self.words.names_own(node.doc)) or numbered.is_in(node.doc)):
                 raise NotAlike(f"{node.title} is there because of one layer")
 
 
-def _reads_only(node: Node, values: Collection[Value | None]) -> bool:
-    return bool(node.inputs) and all(value in values for value in node.inputs)
-
-
-def places_of(part: Sequence[Node]) -> dict[Value, Place]:
-    """The results of some nodes, by node and result."""
-    return {value: (number, index) for number, node in enumerate(part) for index, value in enumerate(node.results)}
+def places_of(part: Part) -> dict[Value, Place]:
+    """The results of a layer's nodes, by their places."""
+    return {
+        value: (stretch, len(nodes) - number, index)
+        for stretch, nodes in enumerate(part)
+        for number, node in enumerate(nodes)
+        for index, value in enumerate(node.results)
+    }

@@ -4,6 +4,7 @@ folded    L0  L1  L2             L94  L95      L1, L2 and L94 came out alike: no
 unfolded  L0  L1  L2  L3 ... L93 L94  L95      said of them; so L3 to L93 are as L2 is, under their own names
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from irpar.ir import Graph, Module, Node, Value
@@ -12,13 +13,14 @@ from irpar.ops.bodies import is_numbered
 from irpar.ops.collectives.numbering import numbers_in_order
 from irpar.ops.facts import int_attribute
 
-from .chain import MODEL, Chain, NotAlike
+from .chain import MODEL, Chain
 from .chain_names import Around
 from .layer_copy import LayerCopy
 from .layer_log import LayerLog
 from .likeness import compare
 from .numbered_names import NumberedNames, first_hidden
-from .planned_program import PlannedProgram, places_of
+from .planned_program import Part, Place, PlannedProgram
+from .units import NotAlike
 
 
 def unfold(folded: Module, whole: Module, chain: Chain) -> None:
@@ -32,7 +34,7 @@ def unfold(folded: Module, whole: Module, chain: Chain) -> None:
     Raises:
         NotAlike: layers came out otherwise than their neighbours; the folded module may be half changed.
     """
-    programs = [PlannedProgram(graph, chain) for graph in folded.graphs]
+    programs = [PlannedProgram(graph, chain, whole.graph.names.table) for graph in folded.graphs]
     for program in programs:
         compare(program)
     numbered = _numbered(programs, whole, chain)
@@ -41,7 +43,7 @@ def unfold(folded: Module, whole: Module, chain: Chain) -> None:
     for program in programs:
         program.check_texts(numbered)
     for program in programs:
-        _Writer(program, numbered).run()
+        _Writer(program, numbered).run(whole.graph)
         _keep_states(program.graph, whole.graph)
     log.write()
     folded.repeats = {}
@@ -80,7 +82,7 @@ def _numbered(programs: Sequence[PlannedProgram], whole: Module, chain: Chain) -
         raise NotAlike(f"%{taken} has a name that would be given to another value")
     own = {name for layer in chain.kept for name in chain.names.rows[layer]}
     for program in programs:
-        hidden = first_hidden(program.graph.names, known.had, own)
+        hidden = first_hidden(program.graph.names, known.had, own, numbered)
         if hidden is not None:
             raise NotAlike(f"new values are numbered after %{hidden}, which is gone: layers may have had it")
     return numbered
@@ -98,48 +100,85 @@ class _Writer:
         self.program = program
         self.chain = program.chain
         self.numbered = numbered
+        self.like = program.parts[MODEL]
         self.beside = program.parts[MODEL + 1]
+        self.copies: dict[int, LayerCopy] = {}
 
-    def run(self) -> None:
+    def run(self, whole: Graph) -> None:
         program, chain = self.program, self.chain
         graph = program.graph
-        runs = program.runs(graph.inputs) | program.runs(graph.constants)
+        lists = [graph.inputs, list(graph.constants)]
+        runs = [list(program.runs(listed)) for listed in lists]
         program.called = {value: value.name for value in (*program.inner, *program.own)}
+        results = program.results_of(MODEL)
+        readers = self._readers()
         self._rename()
-        readers = [
-            (node, index, value)
-            for node in self.beside
-            for index, value in enumerate(node.operands)
-            if value is not None and value in program.inner
-        ]
-        made: dict[Value, list[Value]] = {value: [] for value in program.own}
-        given = {place: value for value, place in program.inner.items()}
-        for layer in chain.left_out:
-            copy = LayerCopy(program, layer, self.numbered)
-            values = copy.own()
-            for value, its in values.items():
-                made[value].append(its)
-            values.update({value: given[place] for value, place in program.before.items() if place in given})
-            copy.nodes(values, self.beside[0])
-            given = {place: values[value] for value, place in program.inner.items()}
-        for node, index, value in readers:
-            node.set_operand(index, given[program.inner[value]])
-        graph.constants = dict.fromkeys(_with_copies(graph.constants, runs, made))
-        graph.inputs = list(_with_copies(graph.inputs, runs, made))
+        self.copies = {layer: LayerCopy(program, layer, self.numbered) for layer in chain.left_out}
+        for copy in self.copies.values():
+            copy.add_own()
+        for number, is_backward in enumerate(program.backward):
+            before, behind = (self._read(given, number) for given in (program.before, program.behind))
+            stop = (self.like if is_backward else self.beside)[number][0]
+            for layer, copy in list(self.copies.items())[:: -1 if is_backward else 1]:
+                copy.values.update({value: self._at(layer - 1, same) for value, same in before.items()})
+                copy.values.update({value: self._at(layer + 1, same) for value, same in behind.items()})
+                copy.insert(self.like[number], stop)
+        for node, index, layer, value in readers:
+            node.set_operand(index, self._at(layer, value))
+        graph.inputs, constants = (list(self._with_copies(*each)) for each in zip(lists, runs, strict=True))
+        graph.constants = dict.fromkeys(constants)
         for index, value in enumerate(graph.inputs):
             value.index = index
-        for layer, part in ((chain.kept[MODEL + 1], self.beside), (MODEL, program.parts[MODEL])):
+        self._add_results(whole, results)
+        for layer, part in ((chain.kept[MODEL + 1], self.beside), (MODEL, self.like)):
             self._tell(part, chain.names.around(layer))
 
+    def _read(self, given: Mapping[Value, Place], stretch: int) -> dict[Value, Value]:
+        """What the layer reads there of what one beside it gives, and what stands at its place in the layer itself."""
+        here = {place: value for value, place in self.program.inner.items()}
+        read = dict.fromkeys(value for node in self.like[stretch] for value in node.inputs)
+        return {value: here[given[value]] for value in read if value in given and given[value] in here}
+
+    def _readers(self) -> list[tuple[Node, int, int, Value]]:
+        """Nodes that are to read of a layer which comes beside theirs: which operand, that layer, and what is read."""
+        chain, program = self.chain, self.program
+        here = {place: value for value, place in program.inner.items()}
+        last, first = chain.left_out[-1], chain.left_out[0]
+        behind = [(each, last, value) for each, value in _operands(self.beside) if value in program.inner]
+        before = [
+            (each, first, here[program.behind[value]])
+            for each, value in _operands(self.like)
+            if value in program.behind
+        ]
+        return [(*each, layer, value) for each, layer, value in (*behind, *before)]
+
+    def _at(self, layer: int, value: Value) -> Value:
+        """What a value of the layer that stands for others is in another one."""
+        if layer == MODEL:
+            return value
+        if layer in self.copies:
+            return self.copies[layer].values[value]
+        return self.program.pairs[value]
+
+    def _add_results(self, whole: Graph, results: Sequence[Value]) -> None:
+        """Let what replaces state of the layers be results of the graph, where it is that with all layers."""
+        chain, graph = self.chain, self.program.graph
+        found = dict(zip(chain.kept_results(whole.output_count), graph.outputs, strict=True))
+        for layer in chain.left_out:
+            found.update(zip(chain.results[layer], (self._at(layer, value) for value in results), strict=True))
+        graph.set_outputs([found[index] for index in range(whole.output_count)], whole.output_names)
+
     def _rename(self) -> None:
-        """Let what comes behind the layers that are put in have the names that it has with them."""
-        program, numbered = self.program, self.numbered
+        """Let what is there already have the names that it has with all layers: of the next layer, and of numbers."""
+        program, numbered, chain = self.program, self.numbered, self.chain
         names = program.graph.names
-        around = self.chain.names.around(self.chain.kept[MODEL + 1])
         renamed: dict[Value, str] = {}
-        for value, same in zip(program.inner, places_of(self.beside), strict=True):
+        for value in program.inner:
             if value.name not in program.steps:
-                renamed[same] = program.words.text(value.name, around)
+                renamed[value] = program.words.text(value.name, chain.names.around(MODEL))
+                renamed[program.pairs[value]] = program.words.text(
+                    value.name, chain.names.around(chain.kept[MODEL + 1])
+                )
         for name, value in names.table.items():
             if numbered.counts(name):
                 renamed[value] = numbered.shifted(name)
@@ -150,20 +189,34 @@ class _Writer:
             value.name = name
             names.claim(value)
 
-    def _tell(self, part: Sequence[Node], around: Around) -> None:
+    def _tell(self, part: Part, around: Around) -> None:
         """Let the nodes of a layer tell what those of the one that stands for others do, with its own names."""
         words = self.program.words
-        for node, same in zip(self.program.parts[MODEL], part, strict=True):
-            same.doc = words.text(node.doc, around)
+        for node, same in zip(_nodes(self.like), _nodes(part), strict=True):
+            same.name, same.doc = words.text(node.name, around), words.text(node.doc, around)
+            same.source, same.scope = words.optional(node.source, around), words.optional(node.scope, around)
             for value, other in zip(node.results, same.results, strict=True):
                 other.source = words.optional(value.source, around)
 
+    def _with_copies(self, listed: Sequence[Value], runs: Iterable[tuple[list[Value], bool]]) -> Iterator[Value]:
+        """What is listed, and beside each run of what is a layer's own that of each layer which is put in."""
+        before = {run[0]: run for run, is_before in runs if is_before}
+        behind = {run[-1]: run for run, is_before in runs if not is_before}
+        for value in listed:
+            for layer in reversed(self.copies) if value in before else ():
+                yield from (self._at(layer, its) for its in before[value])
+            yield value
+            for layer in self.copies if value in behind else ():
+                yield from (self._at(layer, its) for its in behind[value])
 
-def _with_copies(
-    listed: Iterable[Value], runs: Mapping[Value, list[Value]], made: Mapping[Value, list[Value]]
-) -> Iterator[Value]:
-    """What is listed, and behind each run of what is a layer's own that of each layer which is put in."""
-    for value in listed:
-        yield value
-        for its in zip(*(made[one] for one in runs.get(value, ())), strict=True):
-            yield from its
+
+def _nodes(part: Part) -> Iterator[Node]:
+    return itertools.chain.from_iterable(part)
+
+
+def _operands(part: Part) -> Iterator[tuple[tuple[Node, int], Value]]:
+    """What nodes read, and as which operand."""
+    for node in _nodes(part):
+        for index, value in enumerate(node.operands):
+            if value is not None:
+                yield (node, index), value

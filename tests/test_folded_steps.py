@@ -1,0 +1,86 @@
+"""Training steps of many equal layers, planned as a few of them: the same programs and plans as without that."""
+
+import pytest
+
+import irpar
+from irpar import models
+from irpar.analysis.layers.chain import find_chain
+from irpar.onnx_io import to_module
+from irpar.pass_manager import PassManager
+from irpar.pass_manager.default_pipeline import NORMALISE, composed
+from irpar.training.step import train_step
+from tests.test_folded_layers import ALIKE, COUNT, chain_module, check_same, with_all
+
+
+def chain_step(**options):
+    """A training step of a chain of small layers whose weights are sharded."""
+    step = train_step(chain_module(COUNT + 1, odd=None), loss="mse", **options)
+    step.shard("l.*.w", [None, "tp"])
+    return step
+
+
+def step_of(family, layers=COUNT, **options):
+    """A training step of a model of a builder, with its usual annotations."""
+    step = train_step(to_module(models.build(family, layers=layers)), **options)
+    known = {value.source_name for value in step.graph.values()}
+    for name, spec in models.annotations(family, layers=layers).items():
+        if "*" in name or name in known:
+            step.shard(name, spec)
+    return step
+
+
+def check_folded(step, zero, mesh="dp=2,tp=2"):
+    """A step is planned as a few layers, and as it is without that."""
+    pipeline = PassManager.parse(composed(None if zero is None else f"zero{{stage={zero},threshold-kb=0}}"))
+    notes = check_same(step, mesh, pipeline=pipeline)
+    assert any(ALIKE in note for note in notes), notes
+
+
+@pytest.mark.parametrize("zero", [None, 1, 2, 3])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_gradients_and_updates_belong_to_their_layers(optimizer, zero):
+    check_folded(chain_step(optimizer=optimizer), zero)
+
+
+def test_layers_whose_gradients_differ_are_left_out():
+    """Nothing asks for a gradient of the input of the model: the first layer computes none."""
+    module = chain_step()
+    PassManager.parse(NORMALISE).run(module)
+    chain = find_chain(module)
+    assert chain.layers.count == COUNT
+    assert [stretch.backward for stretch in chain.stretches] == [False, True, False]
+    first = [node.source for node in chain.layers.members[0] if node.phase == "forward"]
+    assert first == [f"/l.1/{name}" for name in ("tanh", "fc", "scale", "exp", "add")]
+
+
+def test_what_reads_gradients_of_all_layers_is_refused():
+    """The norm of all gradients is a sum over all layers."""
+    (note,) = check_same(chain_step(clip_norm=1.0), "dp=2,tp=2")
+    assert "equal layers were planned each for itself" in note
+    assert "is read outside of the next layer" in note
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("family", ["gpt", "bert", "vit", "moe"])
+def test_steps_of_builders_cost_the_same(family, zero):
+    """What stands before and behind all layers may be chosen otherwise, at the same cost or a lower one."""
+    step, pipeline = step_of(family), composed(f"zero{{stage={zero},threshold-kb=0}}")
+    made, expected = (plan(step, "dp=4,tp=2", pipeline=pipeline) for plan in (irpar.partition, with_all))
+    assert any(ALIKE in note for note in made.passes.notes)
+    assert made.plan.totals["flops_per_rank"] == expected.plan.totals["flops_per_rank"]
+    assert made.plan.totals["sent_bytes"] <= expected.plan.totals["sent_bytes"]
+    assert len(made.plan.values) == pytest.approx(len(expected.plan.values), rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "lamb"])
+def test_every_optimizer_updates_layers_alike(optimizer):
+    check_folded(step_of("gpt", optimizer=optimizer), 2)
+
+
+@pytest.mark.slow
+def test_a_folded_step_trains_as_the_model_does():
+    made = irpar.partition(step_of("gpt"), "dp=2,tp=2", pipeline=composed("zero{stage=3,threshold-kb=0}"))
+    assert any(ALIKE in note for note in made.passes.notes)
+    assert made.verify().is_equal
