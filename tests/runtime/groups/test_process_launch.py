@@ -93,6 +93,7 @@ class Run:
         return self.process.returncode, errors
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_run(folder: Path) -> None:
     run = Run(folder)
     os.kill(run.ranks[2], signal.SIGKILL)
@@ -112,6 +113,7 @@ def test_a_rank_that_is_stopped_ends_the_run(folder: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_run(folder: Path) -> None:
     run = Run(folder)
     run.process.send_signal(signal.SIGINT)
