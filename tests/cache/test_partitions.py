@@ -16,7 +16,7 @@ from irpar import models
 from irpar.cache import partitions
 from irpar.cache.partitions import PartitionCache
 from irpar.cli import main
-from tests.budget import pairs
+from tests.budget import every, pairs
 from tests.patience import patient
 
 SHARDINGS = '{"tensors": {"h.*.mlp.c_fc.weight": [null, ["tp"]]}}'
@@ -158,10 +158,12 @@ def test_values_of_files_count(cache, folder, run):
 
 
 def test_options_of_training_count(cache, folder, run):
-    run(*TRAIN, "out")
+    onnx.save(models.build("mlp"), "mlp.onnx")
+    train = ("train", "mlp.onnx", "--mesh", "tp=2", "--force", "--loss", "mse", "-o", "out")
+    run(*train)
     for options in (("--optimizer", "sgd"), ("--lr", "0.5"), ("--seed", "3"), ("--dropout", "*=0.5")):
-        assert run(*TRAIN[:-1], *options, "-o", "out")[0] is PLANNED
-    assert run(*TRAIN, "out")[0] is WRITTEN_AGAIN
+        assert run(*train, *options)[0] is PLANNED
+    assert run(*train)[0] is WRITTEN_AGAIN
 
 
 def test_external_data_that_changes(cache, folder, run):
@@ -216,7 +218,7 @@ WATCHED = [
 ]
 
 
-@pytest.mark.parametrize("options", [*WATCHED, ("--print-ir-after", "localize"), ("--no-cache",)])
+@pytest.mark.parametrize("options", every(2, [*WATCHED, ("--print-ir-after", "localize"), ("--no-cache",)]))
 def test_who_watches_the_passes_sees_them(cache, folder, run, options):
     assert run(*PARTITION, "first", *options)[0] is PLANNED
     assert not cache.exists()

@@ -88,7 +88,7 @@ def empty_blocks_are_right(sample: Sample, rule: FactorRule, factor: int) -> boo
     return True
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=str)
+@pytest.mark.parametrize("sample", of_each(lambda sample: sample.operator, SAMPLES), ids=str)
 def test_empty_blocks_are_right_where_a_rule_accepts_them(sample: Sample) -> None:
     rule = factor_rule(sample.node)
     assert rule is not None

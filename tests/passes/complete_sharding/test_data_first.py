@@ -18,7 +18,7 @@ graph @g(%x: f32[64@dp, 16], state parameter %w: f32[SHARDED]) -> (%y) opset 21 
   %y = MatMul(%x, %w) : f32[64, 32]
 }
 """
-LARGE = {"layers": 2, "hidden": 12288, "heads": 96, "vocab": 50257, "seq": 2048, "batch": 64}
+LARGE = {"layers": 1, "hidden": 12288, "heads": 96, "vocab": 50257, "seq": 2048, "batch": 64}
 """Activations of a block are as large as its weights, so that no start is best everywhere."""
 
 

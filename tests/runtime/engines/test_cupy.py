@@ -27,6 +27,7 @@ from irpar.runtime.memory import OutOfMemoryError
 from irpar.sharding import ArgumentError, Mesh
 from irpar.training.trainer import Trainer
 from irpar.verification.inputs import random_inputs
+from tests.budget import every
 from tests.runtime.devices import strict_device
 from tests.runtime.programs import MLP, mlp_weights, module
 from tests.strict_device import STRICT, StrictArray
@@ -42,7 +43,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize(("family", "settings"), FAMILIES, ids=str)
+@pytest.mark.parametrize(("family", "settings"), every(2, FAMILIES), ids=str)
 def test_families_run_on_the_device_as_on_the_host(family: str, settings: dict) -> None:
     loaded = to_module(models.build(family, **settings))
     irpar.annotate(loaded, models.annotations(family, "dp", "tp", **settings))
