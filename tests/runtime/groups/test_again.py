@@ -68,8 +68,9 @@ def test_mpi(cores: str) -> None:
     assert ended.out.count("all are right") == 4
 
 
-@pytest.mark.parametrize(("what", "told"), elsewhere(quick="id"))
-@pytest.mark.parametrize("cores", [pytest.param("2", marks=pytest.mark.slow), "4"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "told"), ELSEWHERE.items())
+@pytest.mark.parametrize("cores", "24")
 def test_mpi_where_one_does_something_else(what: str, told: str, cores: str) -> None:
     ended = run_mpi(what, cores=cores)
     assert ended.code != 0
