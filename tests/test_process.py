@@ -151,7 +151,7 @@ def test_ignored_hangups_stay_ignored(base, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize("number", ENDINGS)
+@pytest.mark.parametrize("number", every(3, ENDINGS))
 @pytest.mark.parametrize(
     "milliseconds", [200, *(pytest.param(moment, marks=pytest.mark.slow) for moment in (60, 120, 300, 400))]
 )

@@ -34,7 +34,8 @@ def check_all(ended: list[Ended]) -> None:
         assert "all are right" in each.out
 
 
-@pytest.mark.parametrize("what", [pytest.param("", marks=pytest.mark.slow), "hurried"])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["", "hurried"])
 def test_processes(what: str) -> None:
     check_all(run_ranks(4, "processes", "again", ROUNDS, what))
 

@@ -227,6 +227,7 @@ def test_ranks_of_mpiexec_meet_whatever_is_between() -> None:
         assert (out, errors) == (f"{rank}\n", "")
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_all_ranks_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     with Executor.open(folder, engine="numpy") as executor:
         inputs = random_inputs(executor.inputs, executor.parts[0].graph)

@@ -259,7 +259,8 @@ def test_nothing_of_mpich_is_left_in_shared_memory(scenario: str) -> None:
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["before", pytest.param("begun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["before", "begun"])
 def test_a_rank_that_fails_is_named_by_all(library: Library, where: str) -> None:
     ended = library.run(4, PROGRAMS, "mpi", "mlp", f"fail-{where}-1")
     check_failed(ended)
