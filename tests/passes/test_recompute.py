@@ -17,7 +17,7 @@ from irpar.ops.effects import is_communication
 from irpar.pass_manager.default_pipeline import with_recompute, with_zero
 from irpar.passes.recompute import Recompute
 from irpar.sharding import IrparError
-from tests.budget import every
+from tests.budget import every, pairs
 from tests.training.programs import MESHES, batch, classifier, on_mesh, same
 
 from .golden import check, read, run, run_pipeline
@@ -299,8 +299,7 @@ def with_cuts(module: Module, mesh: str) -> Module:
     return module
 
 
-@pytest.mark.parametrize("mesh", list(MESHES))
-@pytest.mark.parametrize("engine", ["numpy", "ort"])
+@pytest.mark.parametrize(("mesh", "engine"), pairs(list(MESHES), ["numpy", "ort"]))
 def test_ranks_whose_blocks_differ_compute_the_same_bits(mesh: str, engine: str) -> None:
     step = classifier()
     found = []

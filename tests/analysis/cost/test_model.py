@@ -64,7 +64,12 @@ def planned(module: Module) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh"), pairs(["mlp", "gpt", "bert", "recurrent", "resnet", "dlrm"], MESHES), ids=str
+    ("name", "mesh"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case[0] == "resnet"))
+        for case in pairs(["mlp", "gpt", "bert", "recurrent", "resnet", "dlrm"], MESHES)
+    ],
+    ids=str,
 )
 def test_what_is_searched_for_is_what_is_predicted(name: str, mesh: dict[str, int], tmp_path: Path) -> None:
     path, suggestion = suggested(tmp_path, name, mesh)
