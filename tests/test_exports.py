@@ -18,7 +18,7 @@ import irpar
 from irpar.annotations.named import infer_undeclared_types
 from irpar.api import Engine
 from irpar.ir import TensorType
-from tests.budget import of_each, pairs
+from tests.budget import every, of_each, pairs
 from tests.shares import MESHES, Exceptions, check_exceptions, check_share
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -184,7 +184,9 @@ def test_four_heads_over_four_ranks(export: str) -> None:
     check_share(partition, model_of(export), {})
 
 
-@pytest.mark.parametrize(("export", "mesh"), of_each(lambda case: model_of(case[0]), pairs(EXPORTS, MESHES)), ids=str)
+@pytest.mark.parametrize(
+    ("export", "mesh"), every(2, of_each(lambda case: model_of(case[0]), pairs(EXPORTS, MESHES))), ids=str
+)
 def test_exports_through_irpars_own_kernels(export: str, mesh: dict[str, int]) -> None:
     check_numbers(partitioned(export, mesh), export, "numpy")
 

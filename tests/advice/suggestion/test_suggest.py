@@ -152,7 +152,7 @@ def test_exports_with_renamed_weights(name: str, tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=budget(12, least=3),
+    max_examples=budget(12, least=2),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -52,7 +52,7 @@ def test_what_fits_stays_as_it_is() -> None:
 
 
 def test_a_budget_that_cannot_be_met_says_the_least_that_can() -> None:
-    graph = chain(6)
+    graph = chain(5)
     with pytest.raises(RecomputeError, match="at most 2 bytes") as error:
         solve(graph, 2, seconds=5)
     text = str(error.value)

@@ -88,7 +88,7 @@ def test_onnxruntime_computes_the_gradients(sample: Sample) -> None:
         assert error <= tolerance * largest + 1e-9, f"grad.{name} is off by {error}, its largest element is {largest}"
 
 
-@pytest.mark.parametrize("sample", [case for case in FEW if in_float64(case) is not None], ids=str)
+@pytest.mark.parametrize("sample", every(2, [case for case in FEW if in_float64(case) is not None]), ids=str)
 def test_gradients_of_float64_are_computed_in_float64(sample: Sample) -> None:
     module, feeds = module_of(sample), feeds_of(sample)
     wrt = [name for name, array in feeds.items() if is_float(array) and array.size]

@@ -27,7 +27,7 @@ from irpar.runtime.memory import OutOfMemoryError
 from irpar.sharding import ArgumentError, Mesh
 from irpar.training.trainer import Trainer
 from irpar.verification.inputs import random_inputs
-from tests.budget import every
+from tests.budget import every, pairs
 from tests.runtime.devices import strict_device
 from tests.runtime.programs import MLP, mlp_weights, module
 from tests.strict_device import STRICT, StrictArray
@@ -330,8 +330,7 @@ class DeviceGroup(ThreadGroup):
         return {rank: StrictArray(found) for rank, found in super().exchange(on_host).items()}
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("family", ["gpt", "moe"])
+@pytest.mark.parametrize(("devices", "family"), pairs([1, 2, 4], ["gpt", "moe"]))
 def test_segments_give_device_arrays_to_groups_that_take_them(
     family: str, devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
