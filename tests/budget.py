@@ -5,7 +5,7 @@ A thirty-second where nothing is said, as in `make test`; all in `make test-all`
 
 import math
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import product
 from typing import Any, TypeVar
 
@@ -26,6 +26,11 @@ def pairs(those: Sequence[Any], others: Sequence[Any]) -> list[tuple[Any, Any]]:
     if SHARE >= 1:
         return list(product(those, others))
     return [(each, others[place % len(others)]) for place, each in enumerate(those)]
+
+
+def every(step: int, cases: Iterable[_T]) -> list[_T]:
+    """All cases; of a smaller share the first, and each so-many-th after it."""
+    return list(cases)[:: 1 if SHARE >= 1 else step]
 
 
 def of_each(kind: Callable[[_T], Hashable], cases: Sequence[_T]) -> list[_T]:

@@ -95,6 +95,7 @@ def pytest_collection_finish() -> None:
     """The tests themselves are no garbage: nothing looks through all of them again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)  # Tests end soon: what they leave in cycles need not go at once.
 
 
 @pytest.hookimpl(tryfirst=True)

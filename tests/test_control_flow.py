@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import irpar
 from irpar.runtime.log import CollectiveLog
-from tests.budget import budget
+from tests.budget import budget, every
 
 from .written import model_of_text
 
@@ -152,7 +152,7 @@ def check(partition: irpar.Partition, folder: Path, inputs: dict[str, Any] | Non
     return logs
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", every(2, PROGRAMS))
 def test_bodies_are_cut(name: str, tmp_path: Path) -> None:
     text, mesh, cuts, collectives = PROGRAMS[name]
     module = load(text, tmp_path)

@@ -212,20 +212,36 @@ def test_commands_print_what_the_page_shows(
         assert not shown.strip() or as_shown(shown, printed), f"{command}\n{printed}"
 
 
+def check_training(capsys: pytest.CaptureFixture[str], most: int) -> None:
+    """Run the commands of the page on training, the first so many."""
+    exec(code("training.md", "python")[0], {})
+    found = transcripts(DOCS / "training.md")
+    assert len(found) == 10
+    for _, command, shown in found[:most]:
+        program, *words = shlex.split(command)
+        assert (models_main(words[2:]) if program == "python" else main(words)) == 0
+        printed = capsys.readouterr().out
+        assert not shown.strip() or as_shown(shown, printed), f"{command}\n{printed}"
+
+
+def test_the_first_training_is_as_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is resumed, and exported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    check_training(capsys, 5)
+    assert (tmp_path / "trained.onnx").exists()
+
+
+@pytest.mark.slow
 def test_training_is_as_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
-    data, levels, trainer, zero, loop = code("training.md", "python")
-    exec(data, {})
-    found = transcripts(DOCS / "training.md")
-    assert len(found) == 10
-    for _, command, shown in found:
-        program, *words = shlex.split(command)
-        assert (models_main(words[2:]) if program == "python" else main(words)) == 0
-        printed = capsys.readouterr().out
-        assert not shown.strip() or as_shown(shown, printed), f"{command}\n{printed}"
+    check_training(capsys, 10)
+    _, levels, trainer, zero, loop = code("training.md", "python")
     exec(levels, {})
     assert capsys.readouterr().out == "3\n"
     step = irpar.train_step("gpt.onnx", optimizer="adamw")
@@ -309,7 +325,8 @@ def test_the_operator_of_the_page(tmp_path: Path) -> None:
         f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nimport irpar_extras.row_squares\n"
         f"from tests.ops import test_rules\n{samples}\n"
         "for sample in SAMPLES:\n"
-        "    test_rules.test_allowed_cuts_are_right(sample)\n"
+        "    for parts in test_rules.PARTS:\n"
+        "        test_rules.test_allowed_cuts_are_right(sample, parts)\n"
         "    test_rules.test_empty_blocks_are_right_where_a_rule_accepts_them(sample)\n"
         "test_rules.SAMPLES[:] = SAMPLES\n"
         "test_rules.test_every_factor_can_be_tried()\n"
@@ -610,7 +627,8 @@ partition.save("out")
 """
 
 
-def test_the_collective_of_the_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launch", [[], pytest.param(["launch", "-n", "4"], marks=pytest.mark.slow)], ids=" ".join)
+def test_the_collective_of_the_page(launch: list[str], tmp_path: Path) -> None:
     (record,) = code("adding-a-collective.md", "python")
     line = '    "Mirror": mirror.RECORD,'
     with_file(tmp_path, "irpar/ops/collectives/mirror.py", record, line, '    "MakePartial": make_partial.RECORD,\n')
@@ -620,7 +638,7 @@ def test_the_collective_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "mirror.irpar").write_text(textwrap.dedent(graph))
     (tmp_path / "mirrored.py").write_text(MIRRORED)
     python("mirrored.py", folder=tmp_path)
-    run = ["-m", "irpar.cli", "launch", "-n", "4", "run", "out", "--input", "a=a.npy", "--outputs", "r.npz"]
+    run = ["-m", "irpar.cli", *launch, "run", "out", "--input", "a=a.npy", "--outputs", "r.npz"]
     python(*run, folder=tmp_path)
     np.testing.assert_array_equal(np.load(tmp_path / "r.npz")["r"], [6, 7, 4, 5, 2, 3, 0, 1])
 

@@ -14,7 +14,7 @@ import irpar
 from irpar.sharding import filled_blocks
 
 from . import random_programs
-from .budget import budget
+from .budget import budget, every
 from .random_programs import Draw, Program, Spec, UnsteadyError, check, partitioned
 from .test_odd_shardings import PROGRAMS, Specs, ids
 from .written import model_of_text
@@ -50,7 +50,7 @@ EMPTY: list[tuple[str, dict[str, int], Specs]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "mesh", "specs"), EMPTY, ids=ids)
+@pytest.mark.parametrize(("name", "mesh", "specs"), every(2, EMPTY), ids=ids)
 def test_empty_blocks(name: str, mesh: dict[str, int], specs: Specs, tmp_path: Path) -> None:
     program = PROGRAMS[name].program(irpar.Mesh(mesh), specs)
     assert not check(program, tmp_path, saved=True).refusal

@@ -10,6 +10,7 @@ from onnx import helper
 
 import irpar
 from irpar import models
+from tests.budget import pairs
 
 GROUPS, TOKENS, EXPERTS, SLOTS, FEATURES, INNER = 4, 8, 4, 4, 16, 32
 
@@ -107,8 +108,7 @@ def _sent(partition: irpar.Partition) -> list[tuple[str, list[str], int]]:
     ],
     ids=["each device an expert", "two experts", "groups over data as well"],
 )
-@pytest.mark.parametrize("is_flat", [False, True], ids=["groups", "flat"])
-@pytest.mark.parametrize("write", [_einsums, _products])
+@pytest.mark.parametrize(("is_flat", "write"), pairs([False, True], [_einsums, _products]))
 def test_one_all_to_all_each_way(
     write: Any, mesh: dict[str, int], groups: list[str], sent: list[Any], tmp_path: Path, *, is_flat: bool
 ) -> None:

@@ -18,7 +18,7 @@ import irpar
 from irpar.annotations.named import infer_undeclared_types
 from irpar.api import Engine
 from irpar.ir import TensorType
-from tests.budget import of_each, pairs
+from tests.budget import every, of_each, pairs
 from tests.shares import MESHES, Exceptions, check_exceptions, check_share
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -166,7 +166,7 @@ def check_weights(partition: irpar.Partition, export: str) -> None:
             assert held == prod(value.whole_shape) * value.dtype.bits // 8, f"{value.source} is not sharded"
 
 
-@pytest.mark.parametrize(("export", "mesh"), pairs(EXPORTS, MESHES), ids=str)
+@pytest.mark.parametrize(("export", "mesh"), of_each(lambda case: model_of(case[0]), pairs(EXPORTS, MESHES)), ids=str)
 def test_exports(export: str, mesh: dict[str, int]) -> None:
     partition = partitioned(export, mesh)
     check_numbers(partition, export)
@@ -175,7 +175,7 @@ def test_exports(export: str, mesh: dict[str, int]) -> None:
     check_share(partition, model_of(export), MORE_THAN_ITS_SHARE)
 
 
-@pytest.mark.parametrize("export", [export for export in EXPORTS if model_of(export) in ("gpt", "llama")])
+@pytest.mark.parametrize("export", of_each(model_of, [name for name in EXPORTS if model_of(name) in ("gpt", "llama")]))
 def test_four_heads_over_four_ranks(export: str) -> None:
     partition = partitioned(export, {"tp": 4})
     check_numbers(partition, export)
@@ -184,7 +184,9 @@ def test_four_heads_over_four_ranks(export: str) -> None:
     check_share(partition, model_of(export), {})
 
 
-@pytest.mark.parametrize(("export", "mesh"), of_each(lambda case: model_of(case[0]), pairs(EXPORTS, MESHES)), ids=str)
+@pytest.mark.parametrize(
+    ("export", "mesh"), every(2, of_each(lambda case: model_of(case[0]), pairs(EXPORTS, MESHES))), ids=str
+)
 def test_exports_through_irpars_own_kernels(export: str, mesh: dict[str, int]) -> None:
     check_numbers(partitioned(export, mesh), export, "numpy")
 

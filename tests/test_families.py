@@ -95,7 +95,7 @@ def partitioned(case: Case, mesh: dict[str, int], folder: Path) -> irpar.Partiti
     return irpar.partition(module, irpar.Mesh(mesh))
 
 
-LARGE = ("unet", "vit")
+LARGE = ("t5", "unet", "vit")
 
 
 @pytest.mark.parametrize(("case", "mesh"), pairs(CASES, MESHES), ids=str)
@@ -129,7 +129,11 @@ WAYS: tuple[tuple[tuple[tuple[str, int], ...], Engine], ...] = (
 """Sizes that divide evenly and that do not, and the engine."""
 
 
-@pytest.mark.parametrize(("case", "way"), pairs(PLANNED, WAYS), ids=str)
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [pytest.param(case, way, marks=[pytest.mark.slow] * (case.family in LARGE)) for case, way in pairs(PLANNED, WAYS)],
+    ids=str,
+)
 def test_collectives_are_those_of_the_plan_call_by_call(
     case: Case, way: tuple[tuple[tuple[str, int], ...], Engine], tmp_path: Path
 ) -> None:

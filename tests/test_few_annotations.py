@@ -7,6 +7,7 @@ import pytest
 
 import irpar
 from irpar import models
+from tests.budget import every
 
 TWO_A_LAYER = {
     "gpt": ("h.*.attn.q.weight", "h.*.mlp.c_fc.weight"),
@@ -21,7 +22,7 @@ HEADS = {"gpt": "lm_head.weight", "llama": "lm_head.weight", "moe": "lm_head.wei
 """The last matrix belongs to no layer."""
 
 
-@pytest.mark.parametrize("family", TWO_A_LAYER)
+@pytest.mark.parametrize("family", every(2, TWO_A_LAYER))
 def test_two_weights_a_layer_cut_the_whole_transformer(family: str, tmp_path: Path) -> None:
     onnx.save(models.build(family), tmp_path / "model.onnx")
     hand = models.annotations(family, "dp", "tp")

@@ -236,7 +236,7 @@ def test_a_folded_gpt_computes_what_the_model_does(tmp_path):
     assert made.verify().is_equal
 
 
-@pytest.mark.parametrize(("family", "further"), [("gpt", "dp"), ("llama", None)])
+@pytest.mark.parametrize(("family", "further"), [("gpt", "dp"), pytest.param("llama", None, marks=pytest.mark.slow)])
 def test_weights_that_are_state_which_nothing_replaces_are_folded(family, further):
     """As those of evaluation programs are; sharded over dp too, as with ZeRO."""
     module, mesh = built(family, COUNT), Mesh({"dp": 2, "tp": 2})

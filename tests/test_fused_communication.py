@@ -13,7 +13,7 @@ from irpar.ir import Module, Node, verify
 from irpar.ops.collectives import is_planned, sent_bytes
 from irpar.ops.facts import int_attribute
 
-from .budget import budget
+from .budget import SHARE, budget
 from .partition_runs import GROUPS, run_out, same
 from .random_graphs import GraphMaker
 from .random_programs import Program, loaded, programs
@@ -31,6 +31,8 @@ WITH = (
     "fuse-communication{mode=size},extract-communication{take=collectives}",
 )
 HOW = st.sampled_from(WITH)
+MANY = 500 if SHARE >= 1 else 250
+"""Of these programs one takes half a second."""
 
 
 def products(maker: GraphMaker) -> None:
@@ -93,10 +95,10 @@ def bytes_sent(module: Module) -> list[int]:
 
 
 def test_random_programs_in_threads() -> None:
-    """With an engine of two: 500 programs, some of which have something to merge."""
+    """With an engine of two: many programs, some of which have something to merge."""
     merged = 0
 
-    @searched(500)
+    @searched(MANY)
     @given(PROGRAMS, HOW)
     def check(program: Program, how: str) -> None:
         nonlocal merged
@@ -124,7 +126,7 @@ def test_random_programs_in_threads() -> None:
             assert executor.log.differences(fused.plan.collectives) == []
 
     check()
-    assert merged >= max(1, budget(500) // 50)  # One in seven of them.
+    assert merged >= max(1, budget(MANY) // 50)  # One in seven of them.
 
 
 @pytest.mark.slow

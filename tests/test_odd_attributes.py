@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 
 import irpar
 from irpar.onnx_io import to_module
+from tests.budget import pairs
 
 Array = np.ndarray[Any, Any]
 Spec = Sequence[str | list[str] | None]
@@ -139,8 +140,7 @@ def test_batch_normalization_of_a_vector(opset: int, trains: int | None, count: 
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
-@pytest.mark.parametrize("scales", [(0.5, 1.5), (2, 1), (1, 1), (1, 1.1)])
-@pytest.mark.parametrize("opset", [11, 19])
+@pytest.mark.parametrize(("scales", "opset"), pairs([(0.5, 1.5), (2, 1), (1, 1), (1, 1.1)], [11, 19]))
 def test_resize_of_a_crop_by_scales(mode: str, scales: tuple[float, float], opset: int) -> None:
     """ONNX Runtime gives it the size of the whole times the scales, and leaves alone what keeps its size."""
     inputs = {"x": floats(2, 4, 4, 6)}

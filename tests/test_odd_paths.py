@@ -64,8 +64,10 @@ def test_every_name_may_be_no_text(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "environment",
-    [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}],
-    ids=["LC_ALL=C", "ascii"],
+    [
+        pytest.param({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, id="LC_ALL=C"),
+        pytest.param({"PYTHONIOENCODING": "ascii"}, id="ascii", marks=pytest.mark.slow),
+    ],
 )
 def test_what_cannot_be_shown_is_escaped(folder: Path, environment: dict[str, str]) -> None:
     arguments = ["--mesh", "tp=2", "--shardings", "s.json"]

@@ -11,7 +11,7 @@ import pytest
 
 import irpar
 
-from .budget import pairs
+from .budget import every, pairs
 from .command_line import Capture, call
 from .random_programs import Outcome, check, partitioned
 from .written import PROGRAMS, Specs
@@ -58,7 +58,7 @@ UNEVEN: list[tuple[str, dict[str, int], Specs]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "mesh", "specs"), UNEVEN, ids=ids)
+@pytest.mark.parametrize(("name", "mesh", "specs"), every(2, UNEVEN), ids=ids)
 def test_dims_that_do_not_divide(name: str, mesh: dict[str, int], specs: Specs, tmp_path: Path) -> None:
     run(name, irpar.Mesh(mesh), specs, tmp_path)
 
@@ -153,7 +153,7 @@ TWO_AXES: list[tuple[str, Specs]] = [
 ]
 
 
-@pytest.mark.parametrize(("case", "order"), pairs(TWO_AXES, ORDERS), ids=ids)
+@pytest.mark.parametrize(("case", "order"), every(2, pairs(TWO_AXES, ORDERS)), ids=ids)
 def test_two_axes_over_one_dim(case: tuple[str, Specs], order: list[str], tmp_path: Path) -> None:
     name, specs = case
     meant = {"both": order, "other": order[::-1]}
@@ -197,7 +197,7 @@ ORDERED: list[tuple[str, Specs]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "specs"), ORDERED, ids=ids)
+@pytest.mark.parametrize(("name", "specs"), every(2, ORDERED), ids=ids)
 def test_orders_of_devices(name: str, specs: Specs, tmp_path: Path, capsys: Capture) -> None:
     """Device ids are reported with the plan; ranks, blocks and numbers are those of the mesh."""
     devices = (5, 0, 11, 3, 1, 8, 2, 10, 4, 7, 9, 6)

@@ -13,6 +13,7 @@ from irpar import models
 from irpar.api import Engine
 from irpar.runtime.engines.base import ENGINES
 from irpar.runtime.errors import ProgramError
+from tests.budget import pairs
 
 MESHES = [{"dp": 2}, {"tp": 2}, {"tp": 4}, {"dp": 2, "tp": 2}]
 BLOCKS = {"mlp": 1, "gpt": 2 * 2, "llama": 2 * 2}
@@ -94,8 +95,10 @@ def test_the_runtime_executes_what_the_plan_says(tmp_path: Path) -> None:
     partition.verify().check()
 
 
-@pytest.mark.parametrize("mesh", [{"dp": 3}, {"tp": 3}, {"dp": 2, "tp": 3}, {"a": 2, "dp": 2, "tp": 2}], ids=str)
-@pytest.mark.parametrize("family", ["mlp", "gpt", "llama"])
+ODD_MESHES = ({"tp": 3}, {"dp": 2, "tp": 3}, {"dp": 3}, {"a": 2, "dp": 2, "tp": 2})
+
+
+@pytest.mark.parametrize(("family", "mesh"), pairs(["mlp", "gpt", "llama"], ODD_MESHES), ids=str)
 def test_sizes_that_do_not_divide(family: str, mesh: dict[str, int], tmp_path: Path) -> None:
     module = annotated(built(family, tmp_path, batch=5), models.annotations(family), mesh)
     partition = irpar.partition(module, irpar.Mesh(mesh))

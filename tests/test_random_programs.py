@@ -31,7 +31,7 @@ MOST = 0.02
 """The share of programs that may be refused, and of nodes whose work is repeated though nothing forces it."""
 ANYWAY = 1
 """So many more may be: of thirty programs one is above that share."""
-LEAST_EXAMPLES = 3
+LEAST_EXAMPLES = 2
 """Of each group of operators that programs are drawn for."""
 LEAST_DRAWN = 20
 """How often each operator, of 20 examples of each group."""

@@ -59,7 +59,11 @@ def pair(program: Program, folder: Path, take: str) -> tuple[irpar.Partition, ir
 
 
 @settings(
-    max_examples=budget(150), deadline=None, suppress_health_check=ANY_TIME, phases=[Phase.generate], derandomize=True
+    max_examples=budget(150, least=3),
+    deadline=None,
+    suppress_health_check=ANY_TIME,
+    phases=[Phase.generate],
+    derandomize=True,
 )
 @given(programs(), TAKE)
 def test_random_programs(program: Program, take: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import irpar
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
+from tests.budget import budget
 
 from .written import model_of_text
 
@@ -284,7 +285,7 @@ def _partition(trap: Trap, folder: Path) -> irpar.Partition:
 @pytest.mark.parametrize("name", TRAPS)
 def test_numbers_are_right(name: str, engine: Any, tmp_path: Path) -> None:
     partition = _partition(TRAPS[name], tmp_path)
-    for seed in range(3):
+    for seed in range(budget(3, least=1)):
         partition.verify(tolerance=1e-4, engine=engine, seed=seed).check()
 
 

@@ -30,7 +30,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("seconds", ["1", "0.001"])
+@pytest.mark.parametrize("seconds", ["1", pytest.param("0.001", marks=pytest.mark.slow)])
 def test_a_signal_that_ends_the_process_ends_a_search(seconds: str) -> None:
     begin = time.monotonic()
     program = SEARCH.replace("SECONDS", seconds)

@@ -13,7 +13,7 @@ from irpar.annotations.mindspore import set_auto_parallel_context, set_comm_fusi
 from irpar.ir import Module, clone_module
 from irpar.ir.text.files import parse_module, print_module
 from irpar.sharding import IrparError
-from tests.budget import pairs
+from tests.budget import every, pairs
 from tests.passes.golden import read, run_pipeline
 from tests.passes.test_fuse_communication import several
 
@@ -183,7 +183,7 @@ NUMBERED = (
 """Numbers of parameters, to the elements that all-reduces then send."""
 
 
-@pytest.mark.parametrize(("numbered", "before"), pairs(NUMBERED, [True, False]))
+@pytest.mark.parametrize(("numbered", "before"), every(2, pairs(NUMBERED, [True, False])))
 def test_gradients_of_one_number_go_together(
     numbered: tuple[dict[str, int], list[int]], before: bool, tmp_path: Path
 ) -> None:

@@ -33,7 +33,6 @@ from irpar.kernels.cuda import cublas_lt
 from irpar.runtime.groups import GROUPS, ThreadGroup
 from irpar.runtime.groups import Call as RankCall
 from irpar.sharding import Mesh
-from tests.budget import pairs
 from tests.patience import patient
 from tests.runtime.groups.spmd_threads import ThreadRank, Wires
 
@@ -273,7 +272,8 @@ def _at_a_node(node: Node, block: int, nbytes: int) -> None:
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("spoiled", "axes"), pairs([False, True], ["a=2,b=2", "x=2"]))
+@pytest.mark.parametrize("axes", ["x=2", pytest.param("a=2,b=2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spoiled", [False, True])
 def test_collectives_of_ranks(axes: str, spoiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     mesh, wires, made = Mesh.parse(axes), Wires(), {}
     own = threading.local()

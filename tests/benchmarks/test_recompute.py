@@ -16,7 +16,7 @@ def benchmark() -> ModuleType:
     return load_script("recompute")
 
 
-@pytest.mark.parametrize(("cost", "good"), [(1.2424, True), (1.2, False)])
+@pytest.mark.parametrize(("cost", "good"), [(1.2424, True), pytest.param(1.2, False, marks=pytest.mark.slow)])
 def test_the_verdict(
     benchmark: ModuleType,
     tmp_path: Path,

@@ -1,5 +1,6 @@
 """Commands with a cache write what they write without one, byte for byte, and print the same."""
 
+import functools
 import json
 import os
 import subprocess
@@ -13,20 +14,22 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from irpar import models
-from irpar.cache import partitions
+from irpar.cache import key, partitions
 from irpar.cache.partitions import PartitionCache
 from irpar.cli import main
-from tests.budget import pairs
+from tests.budget import every, pairs
 from tests.patience import patient
 
+SURROUNDINGS = functools.cache(key._surroundings)
 SHARDINGS = '{"tensors": {"h.*.mlp.c_fc.weight": [null, ["tp"]]}}'
 PLANNED, WRITTEN_AGAIN = False, True
 
 
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch):
-    """Files that a test has just written count as old enough."""
+    """Files that a test has just written count as old enough; what is installed stays as it is."""
     monkeypatch.setattr(partitions, "_SETTLED_NS", 0)
+    monkeypatch.setattr(key, "_surroundings", SURROUNDINGS)
 
 
 @pytest.fixture
@@ -110,7 +113,6 @@ def test_no_weights_are_in_the_cache(cache, folder, run):
 
 OTHERS = {
     "mesh": ("--mesh", "tp=4"),
-    "bind": ("--bind", "batch=2"),
     "set": ("--set", "input_ids=1"),
     "pipeline": ("--pipeline", "infer-types,complete-sharding,insert-redistribution,localize"),
     "network": ("--network", "h100-nvlink-ib"),
@@ -121,17 +123,23 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("options", OTHERS.values(), ids=OTHERS)
-def test_other_options_are_other_partitions(cache, folder, run, options):
+def test_other_options_are_other_partitions(cache, folder, run):
     Path("n.yaml").write_text("links: [{name: wire, latency: 1e-6, bandwidth: 1e9}]")
-    onnx.save(models.build("gpt", layers=1, dynamic=True), "gpt.onnx") if options[0] == "--bind" else None
-    base = (*PARTITION[:-1], "--bind", "batch=4", "--bind", "seq=32", "-o") if options[0] == "--bind" else PARTITION
-    other = tuple(options[1] if word == "batch=4" else word for word in base)
-    other = other if options[0] == "--bind" else (*other[:-1], *options, "-o")
-    run(*base, "out")
-    assert run(*other, "out")[0] is PLANNED
-    assert run(*base, "out")[0] is WRITTEN_AGAIN
-    assert run(*other, "out")[0] is WRITTEN_AGAIN
+    others = [(*PARTITION[:-1], *options, "-o") for options in OTHERS.values()]
+    check_others(run, PARTITION, others)
+
+
+def test_other_sizes_are_other_partitions(cache, folder, run):
+    onnx.save(models.build("gpt", layers=1, dynamic=True), "gpt.onnx")
+    four, two = ((*PARTITION[:-1], "--bind", f"batch={batch}", "--bind", "seq=32", "-o") for batch in (4, 2))
+    check_others(run, four, [two])
+
+
+def check_others(run, base, others):
+    for command in (base, *others):
+        assert run(*command, "out")[0] is PLANNED, command
+    for command in (base, *others):
+        assert run(*command, "out")[0] is WRITTEN_AGAIN, command
 
 
 def test_files_that_change_are_other_partitions(cache, folder, run):
@@ -158,10 +166,12 @@ def test_values_of_files_count(cache, folder, run):
 
 
 def test_options_of_training_count(cache, folder, run):
-    run(*TRAIN, "out")
+    onnx.save(models.build("mlp"), "mlp.onnx")
+    train = ("train", "mlp.onnx", "--mesh", "tp=2", "--force", "--loss", "mse", "-o", "out")
+    run(*train)
     for options in (("--optimizer", "sgd"), ("--lr", "0.5"), ("--seed", "3"), ("--dropout", "*=0.5")):
-        assert run(*TRAIN[:-1], *options, "-o", "out")[0] is PLANNED
-    assert run(*TRAIN, "out")[0] is WRITTEN_AGAIN
+        assert run(*train, *options)[0] is PLANNED
+    assert run(*train)[0] is WRITTEN_AGAIN
 
 
 def test_external_data_that_changes(cache, folder, run):
@@ -216,7 +226,7 @@ WATCHED = [
 ]
 
 
-@pytest.mark.parametrize("options", [*WATCHED, ("--print-ir-after", "localize"), ("--no-cache",)])
+@pytest.mark.parametrize("options", every(2, [*WATCHED, ("--print-ir-after", "localize"), ("--no-cache",)]))
 def test_who_watches_the_passes_sees_them(cache, folder, run, options):
     assert run(*PARTITION, "first", *options)[0] is PLANNED
     assert not cache.exists()

@@ -1,5 +1,6 @@
 """A model to train, its samples, and a step of it."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,14 @@ def data(tmp_path: Path) -> Path:
     return data_file(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def partitioned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("partitioned") / "trained"
+    on_mesh(classifier(), "tp=2").save(folder)
+    return folder
+
+
 @pytest.fixture
-def trained(network: Path, tmp_path: Path) -> Path:
+def trained(partitioned: Path, tmp_path: Path) -> Path:
     """A partition of a step of it over two ranks."""
-    on_mesh(classifier(), "tp=2").save(tmp_path / "trained")
-    return tmp_path / "trained"
+    return Path(shutil.copytree(partitioned, tmp_path / "trained"))

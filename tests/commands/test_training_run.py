@@ -65,6 +65,7 @@ def test_ranks_in_processes_train_bit_by_bit_alike(
     assert code == 0, err
 
 
+@pytest.mark.slow
 def test_mistakes_of_ranks_in_processes(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     arrays = samples()
     arrays["x"][3] = np.nan

@@ -75,8 +75,8 @@ class Case:
 
 def make_good(folder: Path) -> Path:
     """gpt.onnx, its shardings and inputs, and a partition of it in out/."""
-    save(folder / "gpt.onnx", "gpt")
-    (folder / "gpt.json").write_text(json.dumps({"mesh": {"dp": 2, "tp": 2}, "tensors": annotations("gpt")}))
+    save(folder / "gpt.onnx", "gpt", layers=1)
+    (folder / "gpt.json").write_text(json.dumps({"mesh": {"dp": 2, "tp": 2}, "tensors": annotations("gpt", layers=1)}))
     np.savez(folder / "in.npz", input_ids=np.zeros((4, 32), np.int64))
     words = ["partition", folder / "gpt.onnx", "-o", folder / "out", "--shardings", folder / "gpt.json", "--json"]
     assert main(list(map(str, words))) == 0

@@ -10,6 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.budget import every
+
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 EXPORTS = sorted(path.stem for name in ("gpt", "llama") for path in FIXTURES.glob(f"{name}_*.onnx"))
 
@@ -58,7 +60,7 @@ def test_annotated_tensors_exist_and_divide(stem):
         assert all(dim % 4 == 0 for dim, axes in zip(shapes[name], cut, strict=True) if axes)
 
 
-@pytest.mark.parametrize("stem", EXPORTS)
+@pytest.mark.parametrize("stem", every(4, EXPORTS))
 def test_what_one_rank_holds_is_all_that_its_row_blocks_need(stem, run_model, keep_blocks):
     """As the test of the same name over the builders: a rank's rows see only what its columns compute."""
     model = onnx.load(FIXTURES / f"{stem}.onnx")

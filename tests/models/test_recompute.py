@@ -12,6 +12,7 @@ from irpar.ir import Module, clone_module
 from irpar.models import FAMILIES, build
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE, with_recompute, with_zero
 from irpar.verification.inputs import random_inputs
+from tests.budget import every
 from tests.models.test_partitioned_gradients import annotated
 from tests.models.test_training import CLASSES, batches, trained
 from tests.training.test_state_in_place import Watch, predicted
@@ -62,7 +63,7 @@ EACH = [
 
 
 @pytest.mark.parametrize(("family", "count"), EACH)
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", every(2, MESHES))
 def test_the_same_bits_in_less_memory(mesh: str, family: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, zero = MESHES[mesh]
     module = step_of(family, sizes, count)

@@ -4,15 +4,26 @@ import functools
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
+from onnx.reference.ops.op_pool_common import pool
 
 from irpar.onnx_io import to_module
 from tests.conformance import families
-from tests.conformance.cases import all_cases, within_range
+from tests.conformance.cases import all_cases, pooled, within_range
 from tests.conformance.round_trips import After, Before, RoundTrip, round_trip, through_text
 
 SAMPLE_STEP = 30
 FEWEST_RIGHT = 1790
+
+
+@pytest.mark.parametrize(("how", "more"), [("AVG", {}), ("MAX", {}), ("LPPOOL", {"p": 3})])
+def test_pools_of_many_windows_are_those_of_onnx(how: str, more: dict[str, int]) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 2, 5, 6, 7)).astype(np.float32)
+    asked = (pool, x, x.shape, [2, 3, 2], [1, 1, 1], [4, 4, 6], how)
+    found, expected = pooled(*asked, least=0, **more), pooled(*asked, **more)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @functools.cache

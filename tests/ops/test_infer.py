@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 from irpar.ir import ArrayTensor, Dim, DType, Expr, Graph, Node, TensorType, Type, dtype_of_onnx, symbol
 from irpar.ops import OpDef, definition, definitions
+from tests.conformance.cases import made_cases
 
 from .rule_proof import Sample
 from .samples import SAMPLES
@@ -23,9 +24,7 @@ WITHOUT_CASES = {"GlobalLpPool", "MaxRoiPool", "SimplifiedLayerNormalization"}
 def _cases() -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from onnx.backend.test.loader import load_model_tests
-
-        loaded = load_model_tests(kind="node")
+        loaded = made_cases("node")
     known = {found.name for found in definitions() if found.domain == ""}
     return [
         case

@@ -68,11 +68,11 @@ def test_lines_without_end():
     ("line", "expected"),
     [
         ("$I launch -n 2 sh -c 'yes | head -n 100000' | head -n 1", [0, 0]),
-        ("$I launch -n 2 echo hello >&-", [0]),
+        pytest.param("$I launch -n 2 echo hello >&-", [0], marks=pytest.mark.slow),
         ("$I launch -n 2 echo hello >&- 2>&- <&-", [0]),
         ("$I launch -n 2 echo hello > /dev/full", [2]),
-        ("$I launch -n 2 sh -c 'exit 3' 2> /dev/full", [3]),
-        ("$I launch -n 2 sh -c 'echo no >&2' 2>&-", [0]),
+        pytest.param("$I launch -n 2 sh -c 'exit 3' 2> /dev/full", [3], marks=pytest.mark.slow),
+        pytest.param("$I launch -n 2 sh -c 'echo no >&2' 2>&-", [0], marks=pytest.mark.slow),
     ],
 )
 def test_streams_that_are_closed_or_full(line, expected):

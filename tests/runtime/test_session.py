@@ -455,6 +455,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_ten_steps_in_four_processes(programs: Path) -> None:
     command = [sys.executable, "-m", "tests.runtime.test_session", str(programs), "processes"]
     ending, out, err = run_ranks(command, 4)

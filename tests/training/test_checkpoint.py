@@ -13,6 +13,7 @@ import safetensors.numpy
 import irpar
 from irpar.errors import IrparError
 from irpar.output.checkpoint import INDEX, Checkpoint, CheckpointError, checkpoints
+from tests.budget import every
 from tests.training.programs import MESHES, batch, classifier, on_mesh, same
 
 
@@ -35,7 +36,7 @@ def trained(step: irpar.Module, mesh: str, folder: Path, count: int = 3) -> dict
         return trainer.read_all()
 
 
-@pytest.mark.parametrize("mesh", list(MESHES))
+@pytest.mark.parametrize("mesh", every(2, list(MESHES)))
 def test_state_is_on_any_mesh_what_it_was(
     mesh: str, step: irpar.Module, meshes: dict[str, irpar.Partition], tmp_path: Path
 ) -> None:

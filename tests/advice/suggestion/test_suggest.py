@@ -29,7 +29,7 @@ from irpar.annotations.named import infer_undeclared_types
 from irpar.annotations.shardings_file import read_shardings
 from irpar.ir import Module
 from irpar.sharding import Axis, IrparError, Mesh
-from tests.budget import budget, of_each, pairs
+from tests.budget import budget, every, of_each, pairs
 from tests.written import model_of_text
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -94,7 +94,9 @@ TRANSFORMERS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("transformer", "mesh"), pairs(of_each(itemgetter(0), TRANSFORMERS), MESHES), ids=str)
+@pytest.mark.parametrize(
+    ("transformer", "mesh"), every(2, pairs(of_each(itemgetter(0), TRANSFORMERS), MESHES)), ids=str
+)
 def test_transformers_are_divided(
     transformer: tuple[str, dict[str, Any]], mesh: dict[str, int], tmp_path: Path
 ) -> None:
@@ -150,7 +152,7 @@ def test_exports_with_renamed_weights(name: str, tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=budget(12),
+    max_examples=budget(12, least=2),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
@@ -355,7 +357,7 @@ SMALL: dict[str, Callable[[], Module]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "mesh"), pairs(list(SMALL), [{"tp": 2}, {"dp": 2, "tp": 2}]), ids=str)
+@pytest.mark.parametrize(("name", "mesh"), every(2, pairs(list(SMALL), [{"tp": 2}, {"dp": 2, "tp": 2}])), ids=str)
 def test_no_line_can_be_left_out(name: str, mesh: dict[str, int], tmp_path: Path) -> None:
     """Without any of them a rank holds, computes, or sends more, or in more collectives, by more than a hundredth."""
     found = suggest(SMALL[name](), Mesh(mesh))
@@ -368,7 +370,7 @@ def test_no_line_can_be_left_out(name: str, mesh: dict[str, int], tmp_path: Path
         assert not figures.is_as_good(found.prediction.figures), line
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", every(2, SMALL))
 def test_fewer_lines_are_no_worse_in_any_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Spec]] = []
     estimate = Trials.estimate

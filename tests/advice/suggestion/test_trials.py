@@ -8,12 +8,12 @@ import irpar
 from irpar import models
 from irpar.advice.suggestion.trials import Trials
 from irpar.sharding import Mesh
-from tests.budget import pairs
+from tests.budget import every, pairs
 
 
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    pairs(["mlp", "gpt", "moe", "resnet", "recurrent"], [{"tp": 2}, {"dp": 2, "tp": 4}, {"x": 3}]),
+    every(2, pairs(["mlp", "gpt", "moe", "resnet", "recurrent"], [{"tp": 2}, {"dp": 2, "tp": 4}, {"x": 3}])),
     ids=str,
 )
 def test_what_is_estimated_is_what_is_planned(name: str, mesh: dict[str, int], tmp_path: Path) -> None:

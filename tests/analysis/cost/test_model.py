@@ -25,7 +25,7 @@ from irpar.output.plan import Plan, make_plan
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.pass_manager.default_pipeline import COMPLETE, MOVES, NORMALISE
 from irpar.sharding import Axis, Mesh
-from tests.budget import pairs
+from tests.budget import every, pairs
 
 MESHES = ({"tp": 2}, {"dp": 2, "tp": 4}, {"x": 3})
 
@@ -64,11 +64,16 @@ def planned(module: Module) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("name", "mesh"), pairs(["mlp", "gpt", "bert", "recurrent", "resnet", "dlrm"], MESHES), ids=str
+    ("name", "mesh"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (case[0] == "resnet"))
+        for case in pairs(["mlp", "gpt", "bert", "recurrent", "resnet", "dlrm"], MESHES)
+    ],
+    ids=str,
 )
 def test_what_is_searched_for_is_what_is_predicted(name: str, mesh: dict[str, int], tmp_path: Path) -> None:
     path, suggestion = suggested(tmp_path, name, mesh)
-    for network in ("bytes", "a100-pcie", "cpu-ethernet"):
+    for network in every(2, ("bytes", "a100-pcie", "cpu-ethernet")):
         module = completed(path, suggestion, network)
         (amount, launches), _ = searched(module)
         plan = planned(module)

@@ -54,7 +54,7 @@ def test_sizes_may_be_huge(size: int) -> None:
 
 def test_the_least_is_found_again() -> None:
     # Of nodes that differ, so that no method is optimal.
-    graph = chain(7)
+    graph = chain(6)
     nodes = tuple(replace(node, mem=1 + 3 * place % 7, cost=1 + place % 4) for place, node in enumerate(graph.nodes))
     graph = TrainingGraph(nodes, graph.edges)
     least = least_said(graph, lower_bound(graph) - 1, seconds=5)

@@ -31,7 +31,7 @@ def test_every_method_fits_a_chain_into_less(method: str) -> None:
 
 def test_the_best_of_all_is_never_worse() -> None:
     graph = chain(UNIT)
-    for budget in (6, 7, 8, 9):
+    for budget in shares.every(2, (6, 7, 8, 9)):
         costs = {}
         for method in METHODS:
             try:
@@ -52,7 +52,7 @@ def test_what_fits_stays_as_it_is() -> None:
 
 
 def test_a_budget_that_cannot_be_met_says_the_least_that_can() -> None:
-    graph = chain(6)
+    graph = chain(5)
     with pytest.raises(RecomputeError, match="at most 2 bytes") as error:
         solve(graph, 2, seconds=5)
     text = str(error.value)
@@ -96,7 +96,7 @@ def test_nothing_is_proven_where_numbers_are_rounded() -> None:
     assert rounded.outcome.cost >> 45 == found.outcome.cost
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=shares.budget(20, least=10))
 @given(random_graphs(most=12), st.integers(0, 11), st.floats(0, 1))
 def test_any_graph_gets_a_schedule_that_holds_what_is_said(graph: TrainingGraph, first: int, share: float) -> None:
     nodes = [TrainingNode(node.name, node.cost, node.mem, place >= first) for place, node in enumerate(graph.nodes)]

@@ -9,6 +9,7 @@ import pytest
 
 from irpar.analysis.redistribution import Redistribution, redistribution
 from irpar.sharding import Axis, Mesh, Sharding
+from tests.budget import every
 
 from .machine import Machine, shardings
 
@@ -57,7 +58,7 @@ def check_all(machine: Machine, pairs: Sequence[tuple[Sharding, Sharding]], rank
         check(machine, source, target, whole)
 
 
-@pytest.mark.parametrize(("mesh", "atoms", "rank"), PROBLEMS)
+@pytest.mark.parametrize(("mesh", "atoms", "rank"), every(2, PROBLEMS))
 def test_a_sample_of_pairs(mesh: Mesh, atoms: list[Axis], rank: int) -> None:
     draw = random.Random(rank)
     sources = shardings(mesh, atoms, rank, with_partial=True)

@@ -12,7 +12,7 @@ from irpar.analysis.types.type_merge import TypeInferenceError
 from irpar.ir import Module
 from irpar.kernels import lookup
 from irpar.passes.infer_types import InferTypes
-from tests.budget import of_each
+from tests.budget import of_each, pairs
 from tests.ops.gradients.proof import decomposed, feeds_of, gradients_of, is_float, module_of
 from tests.ops.gradients.test_samples import has_gradient
 from tests.ops.rule_proof import Sample
@@ -42,8 +42,11 @@ def narrow_module(sample: Sample, dtype: Any) -> Module | None:
 CURRENT = [each for each in SAMPLES if not each.domain and each.version >= 13 and onnx.defs.has(each.op, "")]
 
 
-@pytest.mark.parametrize("sample", of_each(lambda sample: sample.operator, [*filter(has_gradient, CURRENT)]), ids=str)
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["f16", "bf16"])
+@pytest.mark.parametrize(
+    ("sample", "dtype"),
+    pairs(of_each(lambda sample: sample.operator, [*filter(has_gradient, CURRENT)]), [np.float16, ml_dtypes.bfloat16]),
+    ids=str,
+)
 def test_gradients_have_types(sample: Sample, dtype: Any) -> None:
     module = narrow_module(sample, dtype)
     if module is None:

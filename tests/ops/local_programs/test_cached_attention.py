@@ -1,5 +1,6 @@
 """Attention that keeps keys and values: caches that are sharded stay where they are, and take in what is new."""
 
+import itertools
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from irpar.ops.attention import RING
 from irpar.ops.local_programs.attention import LOCAL_PROGRAM
 from irpar.ops.local_programs.cached_attention import CACHED
 from irpar.sharding import filled_blocks
-from tests.budget import budget
+from tests.budget import budget, every
 
 from .attentions import Cuts, blocks, cut_attention, draw_axes, draw_heads, draw_mask, heads, kinds, node_of
 from .nodes import Operands, check, chosen
@@ -85,9 +86,9 @@ def test_caches_of_half_precision(tmp_path: Path) -> None:
         np.testing.assert_allclose(got["y"], expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("places", [32, 30])
-@pytest.mark.parametrize("is_packed", [False, True])
-@pytest.mark.parametrize("is_ring", [False, True])
+@pytest.mark.parametrize(
+    ("places", "is_packed", "is_ring"), every(3, itertools.product([32, 30], [False, True], [False, True]))
+)
 def test_keys_of_a_prompt_are_a_cache_that_is_cut(places: int, is_packed: bool, is_ring: bool, tmp_path: Path) -> None:
     """Keys and values are results as they are sharded, whichever way attention runs."""
     operands = {name: heads(1, 2, places, 8) for name in "qkv"}

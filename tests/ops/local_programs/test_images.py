@@ -18,7 +18,9 @@ ON_PLANES = ("Conv", "MaxPool", "AveragePool", "LpPool", "ConvTranspose", "Resiz
 
 
 @pytest.mark.parametrize("name", ON_PLANES)
-@settings(max_examples=budget(12), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+@settings(
+    max_examples=budget(12, least=2), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS
+)
 @given(data=st.data())
 def test_height_and_width_are_cut_at_once(name: str, data: st.DataObject, tmp_path: Path) -> None:
     """Corners too come to those whose windows cover them."""

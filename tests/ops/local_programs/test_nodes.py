@@ -60,7 +60,7 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
 @pytest.mark.parametrize("name", OPERATORS)
 @settings(
-    max_examples=budget(12, least=2), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS
+    max_examples=budget(12, least=1), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS
 )
 @given(data=st.data())
 def test_blocks_of_what_is_needed_whole(name: str, data: st.DataObject, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_blocks_of_what_is_needed_whole(name: str, data: st.DataObject, tmp_path
 
 @pytest.mark.parametrize("name", OPERATORS)
 @settings(
-    max_examples=budget(25, least=3), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS
+    max_examples=budget(25, least=2), deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS
 )
 @given(data=st.data())
 def test_what_is_priced_is_what_is_sent(name: str, data: st.DataObject, tmp_path: Path) -> None:

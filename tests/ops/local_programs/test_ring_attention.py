@@ -16,7 +16,7 @@ from irpar.ops import other_rules
 from irpar.ops.attention import RING
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.sharding import filled_blocks
-from tests.budget import budget
+from tests.budget import budget, pairs
 from tests.passes import golden
 
 from .attentions import Cuts, blocks, cut_attention, draw_axes, draw_heads, draw_mask, heads, kinds, node_of
@@ -80,8 +80,10 @@ def test_half_precision_is_summed_in_single(tmp_path: Path) -> None:
         np.testing.assert_allclose(partition.run(operands, engine=engine)["y"], expected, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("window", [{}, {"left_window_size": 3}, {"left_window_size": 2, "right_window_size": 4}])
-@pytest.mark.parametrize("shape", [(1, 30), (1, 1, 7, 1), (2, 1, 1, 30)])
+WINDOWS = ({}, {"left_window_size": 3}, {"left_window_size": 2, "right_window_size": 4})
+
+
+@pytest.mark.parametrize(("shape", "window"), pairs([(1, 30), (1, 1, 7, 1), (2, 1, 1, 30)], WINDOWS), ids=str)
 def test_windows_and_masks_that_are_broadcast(window: dict[str, int], shape: tuple[int, ...], tmp_path: Path) -> None:
     """ONNX Runtime does not know these: irpar's kernel stands for the original."""
     operands = {"q": heads(2, 4, 7, 4), "k": heads(2, 2, 30, 4), "v": heads(2, 2, 30, 4), "mask": heads(*shape)}

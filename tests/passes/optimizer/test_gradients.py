@@ -70,7 +70,7 @@ def test_norms_of_sharded_gradients_are_reduced_together() -> None:
     assert made.verify()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "lamb"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("lamb", marks=pytest.mark.slow)])
 def test_norms_are_those_of_one_device_under_sharding(optimizer: str) -> None:
     step = irpar.train_step(
         with_weights(TWO_LAYERS), loss="mse", optimizer=optimizer, clip_norm=0.01, learning_rate=0.1

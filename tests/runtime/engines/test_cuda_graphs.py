@@ -555,6 +555,7 @@ def test_small_constants_that_a_capture_needs_stay_with_it() -> None:
         }
     """
     mean = compiled(text)
+    gc.freeze()  # What other tests left need not be looked through seven times.
     for run, size in enumerate([3, 3, 5, 3, 5, 5, 3]):
         mean.check(numbers(4, size, seed=run))
         gc.collect()

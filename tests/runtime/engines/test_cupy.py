@@ -27,6 +27,7 @@ from irpar.runtime.memory import OutOfMemoryError
 from irpar.sharding import ArgumentError, Mesh
 from irpar.training.trainer import Trainer
 from irpar.verification.inputs import random_inputs
+from tests.budget import every, pairs
 from tests.runtime.devices import strict_device
 from tests.runtime.programs import MLP, mlp_weights, module
 from tests.strict_device import STRICT, StrictArray
@@ -42,7 +43,7 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize(("family", "settings"), FAMILIES, ids=str)
+@pytest.mark.parametrize(("family", "settings"), every(2, FAMILIES), ids=str)
 def test_families_run_on_the_device_as_on_the_host(family: str, settings: dict) -> None:
     loaded = to_module(models.build(family, **settings))
     irpar.annotate(loaded, models.annotations(family, "dp", "tp", **settings))
@@ -329,8 +330,7 @@ class DeviceGroup(ThreadGroup):
         return {rank: StrictArray(found) for rank, found in super().exchange(on_host).items()}
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("family", ["gpt", "moe"])
+@pytest.mark.parametrize(("devices", "family"), pairs([1, 2, 4], ["gpt", "moe"]))
 def test_segments_give_device_arrays_to_groups_that_take_them(
     family: str, devices: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,8 @@ def check_all(ended: list[Ended]) -> None:
         assert "all are right" in each.out
 
 
-@pytest.mark.parametrize("what", [pytest.param("", marks=pytest.mark.slow), "hurried"])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["", "hurried"])
 def test_processes(what: str) -> None:
     check_all(run_ranks(4, "processes", "again", ROUNDS, what))
 
@@ -43,8 +44,7 @@ def test_processes(what: str) -> None:
     ("what", "told"),
     [
         *elsewhere(quick=f"shape:{IN_PIECES}"),
-        ("end", "rank 1 (a=0, b=1) failed"),
-        pytest.param(f"end:{IN_PIECES}", "rank 1 (a=0, b=1) failed", marks=pytest.mark.slow),
+        *(pytest.param(end, "rank 1 (a=0, b=1) failed", marks=pytest.mark.slow) for end in ("end", f"end:{IN_PIECES}")),
     ],
 )
 def test_processes_of_which_one_does_something_else(what: str, told: str) -> None:
@@ -61,15 +61,17 @@ def run_mpi(*words: str, cores: str = "4", launch: tuple[str, ...] = ()) -> Ende
     return found.run(4, MPI_PROGRAMS, "crowded", cores, "again", ROUNDS, *words, launch=launch)
 
 
-@pytest.mark.parametrize("cores", [*(pytest.param(cores, marks=pytest.mark.slow) for cores in "123"), "4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("cores", "1234")
 def test_mpi(cores: str) -> None:
     ended = run_mpi(cores=cores)
     assert ended.code == 0, ended.err
     assert ended.out.count("all are right") == 4
 
 
-@pytest.mark.parametrize(("what", "told"), elsewhere(quick="id"))
-@pytest.mark.parametrize("cores", [pytest.param("2", marks=pytest.mark.slow), "4"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "told"), ELSEWHERE.items())
+@pytest.mark.parametrize("cores", "24")
 def test_mpi_where_one_does_something_else(what: str, told: str, cores: str) -> None:
     ended = run_mpi(what, cores=cores)
     assert ended.code != 0

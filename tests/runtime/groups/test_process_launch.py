@@ -93,6 +93,7 @@ class Run:
         return self.process.returncode, errors
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_run(folder: Path) -> None:
     run = Run(folder)
     os.kill(run.ranks[2], signal.SIGKILL)
@@ -112,6 +113,7 @@ def test_a_rank_that_is_stopped_ends_the_run(folder: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_run(folder: Path) -> None:
     run = Run(folder)
     run.process.send_signal(signal.SIGINT)
@@ -225,6 +227,7 @@ def test_ranks_of_mpiexec_meet_whatever_is_between() -> None:
         assert (out, errors) == (f"{rank}\n", "")
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_all_ranks_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     with Executor.open(folder, engine="numpy") as executor:
         inputs = random_inputs(executor.inputs, executor.parts[0].graph)

@@ -17,7 +17,7 @@ from irpar.runtime.groups import Call, Collective, ThreadGroup
 from irpar.runtime.groups.shared_memory.rooted import QuickRooted
 from irpar.runtime.groups.shared_memory.segment import SegmentLayout
 from irpar.sharding import Axis, Mesh
-from tests.budget import budget
+from tests.budget import budget, every
 
 from .collective_cases import cases, check
 from .process_ranks import Given, Ranks, exchange_all, joined
@@ -315,7 +315,7 @@ def six_ranks() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["AllReduce", "AllGather", "ReduceScatter", "AllToAll", "CollectivePermute", "Broadcast"]
+    "kind", every(2, ["AllReduce", "AllGather", "ReduceScatter", "AllToAll", "CollectivePermute", "Broadcast"])
 )
 def test_operands_larger_than_the_shared_memory(ranks: Ranks, kind: str) -> None:
     more: dict[str, Any] = {

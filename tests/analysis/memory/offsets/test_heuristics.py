@@ -13,6 +13,7 @@ from irpar.analysis.memory.offsets.best_fit import best_fit
 from irpar.analysis.memory.offsets.greedy import lowest_first, lowest_in_order, rank_of
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime, Rectangles, most_held, offsets_of
+from tests.budget import every
 
 from .drawn import ALIGNMENTS, LIFETIMES, check_offsets, lifetimes
 
@@ -61,7 +62,7 @@ def test_none_and_one():
     assert place([Lifetime("a", 65, 3, 3)]).offsets == {"a": 0}
 
 
-@pytest.mark.parametrize("family", models.FAMILIES)
+@pytest.mark.parametrize("family", every(4, models.FAMILIES))
 def test_arenas_of_training_steps_are_as_large_as_what_is_held(family):
     held = list(lifetimes_of(irpar.train_step(models.build(family), optimizer="adamw").graph))
     assert place(held).nbytes <= 1.02 * most_held(held)

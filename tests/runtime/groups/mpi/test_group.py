@@ -87,6 +87,7 @@ def test_tensors_go_from_rank_to_rank_and_a_missing_one_is_told_in_time(library:
     check_failed(ended, "rank 0 (x=0) did not come to collective 99 in 1 s", "Recv id=99 with f32[2]")
 
 
+@pytest.mark.slow
 def test_messages_of_any_size(library: Library) -> None:
     ended = library.run(3, MPI_PROGRAMS, "chunked", "100000", "messages", "3000001")
     assert ended.code == 0, ended.err
@@ -165,6 +166,7 @@ def test_two_hosts_that_share_nothing_but_a_network(tmp_path: Path) -> None:
 # -- what cannot begin --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_number_of_processes(library: Library) -> None:
     check_failed(
         library.run(3, PROGRAMS, "mpi", "mlp"),
@@ -257,7 +259,8 @@ def test_nothing_of_mpich_is_left_in_shared_memory(scenario: str) -> None:
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["before", pytest.param("begun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["before", "begun"])
 def test_a_rank_that_fails_is_named_by_all(library: Library, where: str) -> None:
     ended = library.run(4, PROGRAMS, "mpi", "mlp", f"fail-{where}-1")
     check_failed(ended)
@@ -267,10 +270,11 @@ def test_a_rank_that_fails_is_named_by_all(library: Library, where: str) -> None
     assert "error: the disk is gone" in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "where",
     [
-        *(pytest.param(where, marks=pytest.mark.slow) for where in ("before-1", "begun-1")),
+        *("before-1", "begun-1"),
         pytest.param("before-3", id="others wait in kept requests"),
     ],
 )
@@ -400,7 +404,8 @@ def test_ctrl_c(library: Library) -> None:
     assert ended.at - sent < patient(BOUND)
 
 
-@pytest.mark.parametrize("what", ["kind", *(pytest.param(what, marks=pytest.mark.slow) for what in ("id", "dtype"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["kind", "id", "dtype"])
 def test_ranks_at_different_collectives(library: Library, what: str) -> None:
     ended = library.run(4, PROGRAMS, "mpi", "unlike", "4", what)
     other = {"kind": "AllGather id=0 over x with f32", "id": "AllReduce id=1 over x with f32"}.get(

@@ -19,7 +19,7 @@ from irpar.runtime.groups.nccl.group import NcclDevices
 from irpar.runtime.groups.nccl.group import _check_devices as check_devices
 from irpar.runtime.groups.nccl.transfers import wire_of
 from irpar.sharding import Axis, IrparError, Mesh
-from tests.budget import pairs
+from tests.budget import budget, every, pairs
 from tests.runtime.groups.collective_cases import DTYPES, Case, cases, check, draw
 from tests.runtime.groups.fake_cupy import HOLDS, DeviceArray, FakeCupy, Network, Stream
 from tests.runtime.groups.nccl_threads import PAIR, call_of, groups, meet, run_pair
@@ -56,7 +56,7 @@ def exchange(group, case: Case, mesh: Mesh, rank: int, on_device: bool) -> np.nd
 
 @pytest.mark.parametrize(("mesh", "on_device"), pairs(MESHES, [False, True]), ids=str)
 def test_all_kinds_like_the_threads_group(mesh: Mesh, on_device: bool) -> None:
-    listed = [case for seed in range(2) for case in cases(mesh, seed=seed)]
+    listed = [case for seed in range(budget(2, least=1)) for case in cases(mesh, seed=seed)]
     make = groups(mesh)
 
     def run(rank: int) -> None:
@@ -67,7 +67,7 @@ def test_all_kinds_like_the_threads_group(mesh: Mesh, on_device: bool) -> None:
     assert run_threads(mesh.size, run)[1] == {}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", every(2, DTYPES))
 def test_all_dtypes_like_the_threads_group(dtype: str) -> None:
     mesh = Mesh({"x": 3})
     listed = [of_dtype(case, mesh, dtype) for case in cases(mesh)]

@@ -265,6 +265,7 @@ def test_inputs_go_on_while_the_driver_computes() -> None:
     assert run_threads(3, run)[1] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "what", "do"),
     [
@@ -537,12 +538,13 @@ def test_ranks_of_mpiexec_meet_again(library: Library) -> None:
     assert ended.out.count("met twice") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
         ("fail-before", "rank 2 (dp=1, tp=0) failed: the disk is gone"),
-        pytest.param("exit-before", "", marks=pytest.mark.slow),  # mpiexec ends all at once.
-        pytest.param("hang-before", "rank 2 (dp=1, tp=0) did not come to collective 0 in 2 s", marks=pytest.mark.slow),
+        ("exit-before", ""),  # mpiexec ends all at once.
+        ("hang-before", "rank 2 (dp=1, tp=0) did not come to collective 0 in 2 s"),
     ],
 )
 def test_ranks_of_mpiexec_end_when_one_fails(library: Library, fault: str, told: str) -> None:
