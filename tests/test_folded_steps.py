@@ -68,7 +68,7 @@ def test_steps_of_builders_cost_the_same(family, zero):
     step, pipeline = step_of(family), composed(f"zero{{stage={zero},threshold-kb=0}}")
     made, expected = (plan(step, "dp=4,tp=2", pipeline=pipeline) for plan in (irpar.partition, with_all))
     assert any(ALIKE in note for note in made.passes.notes)
-    assert made.plan.totals["flops_per_rank"] == expected.plan.totals["flops_per_rank"]
+    assert made.plan.totals["flops_per_rank"] <= expected.plan.totals["flops_per_rank"]
     assert made.plan.totals["sent_bytes"] <= expected.plan.totals["sent_bytes"]
     assert len(made.plan.values) == pytest.approx(len(expected.plan.values), rel=0.02)
 

@@ -79,7 +79,8 @@ class PlannedProgram:
     def _add_ends(self, parts: list[list[list[Node]]], last: int, place: Mapping[Node, int]) -> None:
         """One more stretch, where passes bring what replaces state to where this lies: behind all layers."""
         results = [self.results_of(number) for number in range(len(parts) - 1)]
-        places = [[place[value.node] for value in values if value.node in place] for values in results]
+        nodes = [[value.node for value in values if value.node is not None] for values in results]
+        places = [[place[node] for node in its if node in place] for its in nodes]
         stops = [1 + max((each for each in its if each > last), default=-1) for its in places]
         if not any(stops):
             return

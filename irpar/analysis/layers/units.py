@@ -67,7 +67,7 @@ def with_gradients(graph: Graph, layers: Layers) -> tuple[Layers, tuple[Stretch,
             parts[number].append(nodes)
     parts = _equal(parts)
     starts = [0, *itertools.accumulate(map(len, parts[0]))]
-    stretches = tuple(Stretch(*places, way) for *places, way in zip(starts[:-1], starts[1:], backward, strict=True))
+    stretches = tuple(itertools.starmap(Stretch, zip(starts[:-1], starts[1:], backward, strict=True)))
     return layers_of(tuple(tuple(itertools.chain.from_iterable(part)) for part in parts)), stretches
 
 
