@@ -87,10 +87,10 @@ class PlannedProgram:
         if not all(stops) or stops != sorted(stops):
             raise NotAlike("states are replaced in another order than that of layers")
         self.backward.append(False)
-        for part, nodes in zip(
+        for part, ends in zip(
             parts, [[], *(self.order[slice(*pair)] for pair in itertools.pairwise(stops)), []], strict=True
         ):
-            part.append(nodes)
+            part.append(ends)
 
     def _start(self, stretch: Stretch, layer: int, place: Mapping[Node, int]) -> int:
         table, nodes = self.graph.names.table, stretch.of(self.chain.layers.members[layer])
