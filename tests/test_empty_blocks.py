@@ -50,7 +50,7 @@ EMPTY: list[tuple[str, dict[str, int], Specs]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "mesh", "specs"), every(2, EMPTY), ids=ids)
+@pytest.mark.parametrize(("name", "mesh", "specs"), every(3, EMPTY), ids=ids)
 def test_empty_blocks(name: str, mesh: dict[str, int], specs: Specs, tmp_path: Path) -> None:
     program = PROGRAMS[name].program(irpar.Mesh(mesh), specs)
     assert not check(program, tmp_path, saved=True).refusal

@@ -93,8 +93,7 @@ def test_conv_transpose_whose_windows_leave_out_places(auto_pad: str, size: int,
             check(model, inputs, {"x": cut})
 
 
-@pytest.mark.parametrize("opset", [10, 12, 13, 21, 22])
-@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize(("opset", "size"), pairs([10, 12, 13, 21, 22], [4, 5]))
 def test_positions_of_max_pool_that_rounds_up(opset: int, size: int) -> None:
     inputs = {"x": floats(2, 4, size, size)}
     attributes = {"kernel_shape": [1, 1], "strides": [2, 2], "ceil_mode": 1}
@@ -174,8 +173,7 @@ REDUCTIONS = (
 )
 
 
-@pytest.mark.parametrize("op_type", REDUCTIONS)
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize(("op_type", "dtype"), pairs(list(REDUCTIONS), [np.int32, np.int64]))
 def test_reductions_of_integers_end_where_the_type_ends(op_type: str, dtype: Any) -> None:
     """ONNX Runtime computes them in double precision. Blocks may go beyond the type where the whole does not."""
     least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
@@ -250,8 +248,7 @@ def test_values_of_computed_size_and_known_rank_are_annotated(
         check(model_of(nodes, inputs), inputs, {"v": ["x" if dim == rank - 1 else None for dim in range(rank)]})
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
-@pytest.mark.parametrize("zero_point", [None, 0, 3])
+@pytest.mark.parametrize(("dtype", "zero_point"), pairs([np.int8, np.uint8, np.int16, np.uint16], [None, 0, 3]))
 def test_what_is_dequantised_is_sliced_after_it(dtype: Any, zero_point: int | None) -> None:
     """ONNX Runtime moves the one behind the other."""
     numbers = np.asarray([[-7, -3, 1, -4]]) if np.iinfo(dtype).min else np.asarray([[7, 3, 1, 200]])

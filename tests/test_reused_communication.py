@@ -151,7 +151,7 @@ def gpt(folder: Path, take: str | None, network: str = "h100-nvlink-ib") -> irpa
     return irpar.partition(module, {"dp": 2, "tp": 2}, pipeline=pipeline, network=network)
 
 
-@pytest.mark.parametrize("take", ["packing", "collectives"])
+@pytest.mark.parametrize("take", ["packing", pytest.param("collectives", marks=pytest.mark.slow)])
 def test_commands(take: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """verify, its bisection, explain and pack take a partition with functions as any other."""
     gpt(tmp_path, take).save(tmp_path / "out")

@@ -12,7 +12,7 @@ import pytest
 import irpar
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
-from tests.budget import budget
+from tests.budget import budget, pairs
 
 from .written import model_of_text
 
@@ -281,8 +281,7 @@ def _partition(trap: Trap, folder: Path) -> irpar.Partition:
     return irpar.partition(module, irpar.Mesh(trap.mesh))
 
 
-@pytest.mark.parametrize("engine", ["ort", "numpy"])
-@pytest.mark.parametrize("name", TRAPS)
+@pytest.mark.parametrize(("name", "engine"), pairs(list(TRAPS), ["ort", "numpy"]))
 def test_numbers_are_right(name: str, engine: Any, tmp_path: Path) -> None:
     partition = _partition(TRAPS[name], tmp_path)
     for seed in range(budget(3, least=1)):

@@ -21,7 +21,7 @@ DEPTH = {"layers": 3}
 """What makes a model deep enough for names to repeat, where a family has it."""
 
 
-@pytest.mark.parametrize(("name", "settings"), every(2, VARIANTS))
+@pytest.mark.parametrize(("name", "settings"), every(3, VARIANTS))
 def test_opsets_and_dynamic_dims_change_no_numbers(name, settings, run_model, inputs):
     expected = run_model(build(name, **settings), inputs[name])
     # A score of a dlrm is between 0 and 1.

@@ -111,7 +111,7 @@ def chain(count: int) -> str:
     return f'mesh @m = ["tp"=1]\ngraph local @g(%x: f32[64] of [64]) -> (%b0) opset 21 ranks [0] {{\n{text}\n}}\n'
 
 
-@pytest.mark.parametrize("method", every(2, ["auto", "optimal", "chain", "sqrt", "sweep"]))
+@pytest.mark.parametrize("method", every(3, ["auto", "optimal", "chain", "sqrt", "sweep"]))
 def test_a_budget_is_kept_by_later_passes(method: str) -> None:
     before = read(chain(12))
     for later in ("", ",cse", ",simplify-collectives", ",fuse-communication,group-segments"):

@@ -11,12 +11,15 @@ import pytest
 
 from irpar.runtime.launch import processes as launcher
 from irpar.runtime.launch.run_files import shared_folder
+from tests.budget import every
 from tests.patience import patient
 
 from .launched import DEAF, FOREVER, IRPAR, marked, python, run_ranks, shell
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"), every(2, [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+)
 def test_signals_reach_the_ranks(launched, number, code):
     told = f"[signal.signal(n, lambda n, _: (print('got', n), sys.exit(0))) for n in (1, 2, 15)]; print('ready', rank); {FOREVER}"
     run = launched(2, told)
