@@ -1,5 +1,7 @@
 """Passes over a model of many equal layers, which plan a few of them for all."""
 
+import itertools
+
 from irpar.analysis.layers.chain import FIRST, LAST, find_chain
 from irpar.analysis.layers.fold import folded_module
 from irpar.analysis.layers.unfold import unfold
@@ -20,8 +22,8 @@ WHOLE = frozenset({"zero"})
 def plan_layers_once(run: PipelineRun) -> None:
     """Run the passes that make programs, up to the first that looks across layers, with a few of many equal layers.
 
-    What they make is the same: layers beside each other come out alike, and it is checked that they do. Where they do
-    not, or nothing is repeated, no pass runs here.
+    What they make of layers is the same: those beside each other come out alike, and it is checked that they do. Where
+    they do not, or nothing is repeated, no pass but `zero` runs here.
 
     Args:
         run: a pipeline that has come to a normalised module with a mesh.
@@ -55,7 +57,7 @@ def plan_layers_once(run: PipelineRun) -> None:
 def _may_fold(run: PipelineRun) -> bool:
     """Whether the next passes can, as far as that shows without a look at layers."""
     module = run.module
-    names = [pass_.name for pass_ in run.left if pass_.name not in WHOLE]
+    names = [pass_.name for pass_ in itertools.dropwhile(lambda pass_: pass_.name in WHOLE, run.left)]
     first = next((index for index, name in enumerate(names) if name not in FOLDED), len(names))
     is_plain = not (module.functions or module.run_as_said or module.annotations)
     return (

@@ -253,3 +253,18 @@ def test_a_state_that_is_replaced_is_folded_too():
     module = chain_module()
     module.add_state("x", f"h{COUNT - 1}")
     assert any(ALIKE in note for note in check_same(module, {"d": 2}))
+
+
+@pytest.mark.parametrize("layers", [[3], [5], range(COUNT)])
+def test_states_that_layers_write_and_do_not_read_are_refused(layers):
+    """As caches that a program for prompts fills."""
+    module = chain_module()
+    graph = module.graph
+    written = [graph.value(f"e{layer}") for layer in layers]
+    names = [f"cache{layer}" for layer in layers]
+    graph.set_outputs([*graph.outputs, *written], [*graph.output_names, *names])
+    for layer, name in zip(layers, names, strict=True):
+        graph.add_input(f"c{layer}", graph.value(f"e{layer}").type)
+        module.add_state(f"c{layer}", name)
+    (note,) = check_same(module, {"tp": 2})
+    assert APART in note

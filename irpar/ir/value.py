@@ -167,7 +167,8 @@ class Value:
             self.name = name
             return
         owner.names.release(self)
-        owner.names.take_back(self.name)
+        if name and name != self.name:
+            owner.names.take_back(self.name)
         self.name = name
         owner.names.claim(self)
 

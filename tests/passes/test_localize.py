@@ -47,8 +47,8 @@ def test_a_slice_starts_where_the_coordinates_say() -> None:
           %irpar.index.m.y = Gather(%irpar.coords, %irpar.number_1) {axis=0} : i64[]
           %irpar.start.m.y.16 = Mul(%irpar.index.m.y, %irpar.number_16) : i64[]
           %v_1 = Reshape(%irpar.start.m.y.16, %const) : i64[1]
-          %v_3 = Add(%v_2, %const_1) : i64[1]
-          %x_1 = Slice(%x, %v_2, %v_3, %const) : f32[4, 16] of [8@x, 64@y]
+          %v_2 = Add(%v_1, %const_1) : i64[1]
+          %x_1 = Slice(%x, %v_1, %v_2, %const) : f32[4, 16] of [8@x, 64@y]
           %y = Relu(%x_1) : f32[4, 16] of [8@x, 64@y]
         }
         """,

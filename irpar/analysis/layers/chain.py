@@ -6,7 +6,7 @@ In a training step also what the one behind it gives: its gradient.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,12 +91,14 @@ def find_chain(module: Module) -> Chain | None:
             raise NotAlike("their gradients or updates differ")
     _check_order(graph, layers, stretches)
     own = _own_operands(layers)
-    _check_readers(graph, layers, stretches)
+    results = _results(graph, layers, own)
+    replacing = {graph.output(index) for each in results for index in each}
+    _check_readers(graph, layers, stretches, replacing)
     _check_facts(module, layers, own)
     names = LayerNames.of([_named(layers, own, layer) for layer in range(layers.count)])
     if names is None:
         raise NotAlike("names of their values follow no common pattern")
-    chain = Chain(layers, stretches, own, _results(graph, layers, own), names)
+    chain = Chain(layers, stretches, own, results, names)
     _check_words(module, chain)
     return chain
 
@@ -151,11 +153,13 @@ def _own_operands(layers: Layers) -> tuple[int, ...]:
     return tuple(own)
 
 
-def _check_readers(graph: Graph, layers: Layers, stretches: Sequence[Stretch]) -> None:
-    """What a layer that is left out gives is read in it and beside it; so is what the layer before those gives."""
+def _check_readers(graph: Graph, layers: Layers, stretches: Sequence[Stretch], replacing: Collection[Value]) -> None:
+    """What a layer that is left out gives is read in it and beside it; so is what the layer before those gives.
+
+    The graph itself reads what replaces states of the layers.
+    """
     inside = {node: number for number, nodes in enumerate(layers.members) for node in nodes}
     first = -1 if any(stretch.backward for stretch in stretches) else 0
-    replacing = {graph.output(state.output) for state in graph.states.values() if state.output is not None}
     for number in range(MODEL, layers.count - LAST):
         near = range(number + first, number + 2)
         for value in layers.results_of(layers.members[number]):

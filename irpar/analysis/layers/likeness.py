@@ -110,7 +110,8 @@ class _Comparison:
         if value in self.program.behind and self.program.behind[value] == self.behind.get(other):
             return True
         if value is other:
-            return value not in self.program.inner
+            program = self.program
+            return not any(value in given for given in (program.inner, program.before, program.behind))
         if value.node is not None or other.node is not None:
             return False
         self._constant(value, other)
