@@ -206,10 +206,10 @@ def _layers(members: Sequence[Nodes], place: Mapping[Node, int]) -> Layers:
     members = sorted(members, key=lambda nodes: min(place[node] for node in nodes))
     by_place = sorted(range(len(members[0])), key=lambda index: place[members[0][index]])
     ordered = tuple(tuple(nodes[index] for index in by_place) for nodes in members)
-    return layers_of(ordered)
+    return as_layers(ordered)
 
 
-def layers_of(members: tuple[Nodes, ...]) -> Layers:
+def as_layers(members: tuple[Nodes, ...]) -> Layers:
     """Equal subgraphs, whose nodes stand in the same order, as layers."""
     return Layers(members, *_borders(members))
 

@@ -36,7 +36,7 @@ class PlannedProgram:
         own: the constants and inputs of the layer that stands for others.
         pairs: values of that layer, and those of the next one that are like them.
         inner, before, behind: results of nodes of that layer and of those beside it, by their places.
-        replacing: which of those of the layer are results of the graph, and which.
+        at: those of that layer, each by its place.
         called: what values of that layer are called in the folded module.
     """
 
@@ -52,6 +52,7 @@ class PlannedProgram:
         self.called: dict[Value, str] = {}
         self.pairs: dict[Value, Value] = {}
         self.before, self.inner, self.behind = (places_of(part) for part in self.parts[MODEL - 1 : MODEL + 2])
+        self.at = {place: value for value, place in self.inner.items()}
         names = chain.names.around(MODEL, behind=chain.kept[FIRST])
         self.words = Words(names)
 
@@ -87,10 +88,9 @@ class PlannedProgram:
         if not all(stops) or stops != sorted(stops):
             raise NotAlike("states are replaced in another order than that of layers")
         self.backward.append(False)
-        for part, ends in zip(
-            parts, [[], *(self.order[slice(*pair)] for pair in itertools.pairwise(stops)), []], strict=True
-        ):
-            part.append(ends)
+        ends = [self.order[start:stop] for start, stop in itertools.pairwise(stops)]
+        for part, end in zip(parts, [[], *ends, []], strict=True):
+            part.append(end)
 
     def _start(self, stretch: Stretch, layer: int, place: Mapping[Node, int]) -> int:
         table, nodes = self.graph.names.table, stretch.of(self.chain.layers.members[layer])

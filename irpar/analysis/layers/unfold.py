@@ -135,18 +135,17 @@ class _Writer:
 
     def _read(self, given: Mapping[Value, Place], stretch: int) -> dict[Value, Value]:
         """What the layer reads there of what one beside it gives, and what stands at its place in the layer itself."""
-        here = {place: value for value, place in self.program.inner.items()}
+        here = self.program.at
         read = dict.fromkeys(value for node in self.like[stretch] for value in node.inputs)
         return {value: here[given[value]] for value in read if value in given and given[value] in here}
 
     def _readers(self) -> list[tuple[Node, int, int, Value]]:
         """Nodes that are to read of a layer which comes beside theirs: which operand, that layer, and what is read."""
         chain, program = self.chain, self.program
-        here = {place: value for value, place in program.inner.items()}
         last, first = chain.left_out[-1], chain.left_out[0]
         behind = [(each, last, value) for each, value in _operands(self.beside) if value in program.inner]
         before = [
-            (each, first, here[program.behind[value]])
+            (each, first, program.at[program.behind[value]])
             for each, value in _operands(self.like)
             if value in program.behind
         ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from irpar.ir import Graph, Node, Value
 
-from .find import Layers, Nodes, layers_of
+from .find import Layers, Nodes, as_layers
 from .node_keys import NodeKeys
 from .occurrences import shape_of
 
@@ -68,7 +68,7 @@ def with_gradients(graph: Graph, layers: Layers) -> tuple[Layers, tuple[Stretch,
     parts = _equal(parts)
     starts = [0, *itertools.accumulate(map(len, parts[0]))]
     stretches = tuple(itertools.starmap(Stretch, zip(starts[:-1], starts[1:], backward, strict=True)))
-    return layers_of(tuple(tuple(itertools.chain.from_iterable(part)) for part in parts)), stretches
+    return as_layers(tuple(tuple(itertools.chain.from_iterable(part)) for part in parts)), stretches
 
 
 def _equal(parts: list[list[list[Node]]]) -> list[list[list[Node]]]:
