@@ -317,7 +317,8 @@ class Refinement:
             assert lies is not None
             others = (other for reader in value.users for other in reader.inputs if other is not value)
             for other, axis in itertools.product(dict.fromkeys(others), lies.partial):
-                for source in self._sources(other, axis):
+                # Not one that is a sum in parts too: the norm of all gradients adds as many as there are weights.
+                for source in self._sources(other, axis) if self._is_sharded_by(other, axis) else ():
                     found = self._in_full(source, axis)
                     found = None if found is None else self._carried(value, *found)
                     if found is not None and found[0] < (0, 0):
@@ -338,6 +339,10 @@ class Refinement:
     def _is_cut_by(self, value: Value, axis: Axis) -> bool:
         lies = self._lies(value)
         return value.is_static and lies is not None and axis in lies.all_axes
+
+    def _is_sharded_by(self, value: Value, axis: Axis) -> bool:
+        lies = self._lies(value)
+        return lies is not None and any(axis in part for part in lies.axes)
 
     def _in_full(self, source: Value, axis: Axis) -> tuple[Cost, Change] | None:
         """The change of all light nodes that a value alone goes into, which take it in full along an axis."""
