@@ -90,8 +90,16 @@ def _add_gradients(graph: Graph, layer: dict[Node, int]) -> None:
     for node, number in layer.items():
         if node.source and known.setdefault(node.source, number) != number:
             known[node.source] = None
-    for node in graph:
-        its = known.get(node.source) if node.source and node.phase not in (FORWARD, OPTIMIZER) else None
+    made: dict[Node, int] = {}
+    for place, node in enumerate(graph):
+        if node.phase in (FORWARD, OPTIMIZER):
+            continue
+        made[node] = place
+        if node.source:
+            its = known.get(node.source)
+        else:  # A sum of two gradients, or a cast of one: it stands behind what it is made of.
+            makers = [value.node for value in node.inputs if value.node in made]
+            its = layer.get(max(makers, key=made.__getitem__)) if makers else None
         if its is not None:
             layer[node] = its
 
