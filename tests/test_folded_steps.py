@@ -5,6 +5,7 @@ import pytest
 import irpar
 from irpar import models
 from irpar.analysis.layers.chain import find_chain
+from irpar.ir import parse_module
 from irpar.onnx_io import to_module
 from irpar.pass_manager import PassManager
 from irpar.pass_manager.default_pipeline import NORMALISE, composed
@@ -53,9 +54,32 @@ def test_layers_whose_gradients_differ_are_left_out():
     assert first == [f"/l.1/{name}" for name in ("tanh", "fc", "scale", "exp", "add")]
 
 
-def test_what_reads_gradients_of_all_layers_is_refused():
-    """The norm of all gradients is a sum over all layers."""
-    (note,) = check_same(chain_step(clip_norm=1.0), "dp=2,tp=2")
+@pytest.mark.parametrize("zero", [None, 3])
+def test_the_norm_of_all_gradients_adds_those_of_all_layers(zero):
+    """Another of two true reasons may be told of a term, which sends as little one way as the other."""
+    options = {"pipeline": composed(None if zero is None else f"zero{{stage={zero},threshold-kb=0}}")}
+    made, expected = (plan(chain_step(clip_norm=1.0), "dp=2,tp=2", **options) for plan in (irpar.partition, with_all))
+    assert any(ALIKE in note for note in made.passes.notes), made.passes.notes
+    assert str(made.module) == str(expected.module)
+    assert made.plan.totals == expected.plan.totals
+
+
+def test_casts_and_sums_of_gradients_belong_to_the_layers_that_they_stand_in():
+    check_folded(step_of("gpt", precision="bf16", clip_norm=1.0), 3, mesh="dp=4,tp=2")
+
+
+@pytest.mark.parametrize(
+    ("operator", "order"),
+    [("Sum", [*range(1, COUNT), 0]), ("Sum", range(COUNT - 1)), ("Sum", [*range(COUNT), 3]), ("Concat", range(COUNT))],
+)
+def test_what_reads_of_all_layers_otherwise_than_one_behind_another_is_refused(operator, order):
+    """In another order, not of all, of one twice; or what computes another shape of more."""
+    read = ", ".join(f"%h{number}" for number in order)
+    attributes, rows = (" {axis=0}", 4 * COUNT) if operator == "Concat" else ("", 4)
+    text = str(chain_module(odd=None)).replace("-> (", "-> (%every, ").rstrip().removesuffix("}")
+    module = parse_module(f"{text}  %every = {operator}({read}){attributes} : f32[{rows}, 8]\n}}\n")
+    module.shard("l.*.w", [None, "tp"])
+    (note,) = check_same(module, "dp=2,tp=2")
     assert "equal layers were planned each for itself" in note
     assert "is read outside of the next layer" in note
 

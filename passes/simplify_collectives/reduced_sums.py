@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from irpar.analysis.explanation.joined_reasons import joined_texts, move_conflicts
+from irpar.analysis.explanation.joined_reasons import few_texts, move_conflicts
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.explanation.redistribution_log import RedistributionLog
 from irpar.analysis.redistribution.held import is_held
@@ -175,7 +175,7 @@ def _rewrite(module: Module, made: _Sum, mesh: Mesh) -> tuple[dict[str, str], Va
         result.global_shape = value.global_shape
     result.source = value.source
     assert result.node is not None
-    result.node.doc = joined_texts(leaf.doc for leaf in made.leaves)
+    result.node.doc = few_texts(leaf.doc for leaf in made.leaves)
     value.replace_uses(result, only=uses)
     if value.name in module.annotated:
         _keep_name(module, value, result)

@@ -432,12 +432,21 @@ class Refinement:
         """
         terms = {v: change[v.node].results[v.index] for v in node.inputs if v.node in change}
         partial = next((lies for lies in terms.values() if lies is not None and lies.partial), None)
-        if partial is None or not any(len(places) > 1 for places in carriers(node, partial.reduce)):
+        if partial is None or not self._may_carry_with_another(node, partial, terms):
             return
         for maker in self._makers(node, change):
             for spent, both in self._with(maker, cost, change):
                 if partial in both[maker].results:
                     yield from (found for found in self._with(node, spent, both) if found[1][node].carried.axes)
+
+    def _may_carry_with_another(self, node: Node, partial: Sharding, terms: Collection[Value]) -> bool:
+        """Whether a node leaves what it adds in parts once one more operand is: not with two of a hundred."""
+        groups = ([node.operands[place] for place in places] for places in carriers(node, partial.reduce))
+        return any(len(group) > 1 and sum(self._lacks(each, partial, terms) for each in group) <= 1 for group in groups)
+
+    def _lacks(self, value: Value | None, partial: Sharding, terms: Collection[Value]) -> bool:
+        lies = None if value is None or value in terms else self._lies(value)
+        return lies is not None and lies.partial != partial.partial
 
     def _following(self, node: Node, change: Change) -> list[Node]:
         """The only reader of the only result of a node."""

@@ -5,10 +5,19 @@ from dataclasses import fields
 
 from irpar.ir import Conflict, Module
 
+MOST_TOLD = 4
+"""Of what one sum adds: of more the first half."""
+
 
 def joined_texts(texts: Iterable[str]) -> str:
     """Different texts behind each other."""
     return "; ".join(dict.fromkeys(text for text in texts if text))
+
+
+def few_texts(texts: Iterable[str]) -> str:
+    """The same, where it may be one for each weight of a model: of many the first ones."""
+    told = list(dict.fromkeys(text for text in texts if text))
+    return joined_texts(told if len(told) <= MOST_TOLD else [*told[: MOST_TOLD // 2], "and others like these"])
 
 
 def joined_conflict(conflicts: Sequence[Conflict]) -> Conflict:

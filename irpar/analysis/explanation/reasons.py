@@ -13,6 +13,7 @@ from irpar.ops.effects import is_compute
 from irpar.sharding import Axis, DimSpec, Sharding
 
 from .closing_annotations import Closing, closing_annotation
+from .joined_reasons import few_texts
 from .origins import VERBS, cutting_names, given_up_dims, why_dearer, why_given_up
 
 REDUCTIONS = frozenset({"AllReduce", "ReduceScatter", "AllSlice"})
@@ -151,7 +152,7 @@ class Reasons:
                 for operand in self._cut_operands(maker)
             ]
             reasons.append(f"{maker.title} {VERBS[given.reduce]} over {axes}, which shards {' and '.join(cut)}")
-        return "; ".join(reasons)
+        return few_texts(reasons)
 
     # -- conflicts ------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ x -> L0 -> L1 -> ... -> L95 -> y      each reads what the one before it gives, w
 In a training step also what the one behind it gives: its gradient.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from irpar.analysis.equal_nodes import MAX_ELEMENTS, numbers_key
-from irpar.ir import ArrayTensor, DType, Graph, Module, Tensor, Value, place_of
+from irpar.ir import ArrayTensor, DType, Graph, Module, Node, Tensor, Value, place_of
 
 from .chain_names import LayerNames, Words
 from .find import Layers, find_layers_in_order
@@ -22,6 +23,7 @@ FIRST, LAST = 3, 2
 """Layers at the two ends of a chain that are planned: the third and its neighbours are to come out alike."""
 MODEL = FIRST - 1
 """The layer, of the planned ones, that stands for those that are left out: all are as it is."""
+_OVER_ANY_NUMBER = frozenset({("", "Sum"), ("", "Max"), ("", "Min")})
 _FEW = 8
 """Numbers of a constant that rules of operators may read: one for each dim."""
 LEAST_COUNT = 16
@@ -38,6 +40,7 @@ class Chain:
         own: which of the operands of a layer are its own: constants, or inputs of the graph.
         results: which results of the graph replace state of a layer, for each.
         names: what their nodes and values are called.
+        over_all: nodes elsewhere that read something of every layer, such as the sum that is the norm of all gradients.
     """
 
     layers: Layers
@@ -45,6 +48,7 @@ class Chain:
     own: tuple[int, ...]
     results: tuple[tuple[int, ...], ...]
     names: LayerNames
+    over_all: frozenset[Node]
 
     @property
     def kept(self) -> list[int]:
@@ -93,12 +97,13 @@ def find_chain(module: Module) -> Chain | None:
     own = _own_operands(layers)
     results = _results(graph, layers, own)
     replacing = {graph.output(index) for each in results for index in each}
-    _check_readers(graph, layers, stretches, replacing)
+    over_all = _over_all(graph, layers)
+    _check_readers(graph, layers, stretches, replacing, over_all)
     _check_facts(module, layers, own)
     names = LayerNames.of([_named(layers, own, layer) for layer in range(layers.count)])
     if names is None:
         raise NotAlike("names of their values follow no common pattern")
-    chain = Chain(layers, stretches, own, results, names)
+    chain = Chain(layers, stretches, own, results, names, over_all)
     _check_words(module, chain)
     return chain
 
@@ -153,10 +158,36 @@ def _own_operands(layers: Layers) -> tuple[int, ...]:
     return tuple(own)
 
 
-def _check_readers(graph: Graph, layers: Layers, stretches: Sequence[Stretch], replacing: Collection[Value]) -> None:
+def is_over_any_number(node: Node) -> bool:
+    """Whether a node computes one thing of operands alike, however many there are."""
+    return node.identity in _OVER_ANY_NUMBER and all(value.type == node.result.type for value in node.inputs)
+
+
+def _over_all(graph: Graph, layers: Layers) -> frozenset[Node]:
+    """Nodes behind all layers that read the same of each, one layer behind another."""
+    inside = {node for nodes in layers.members for node in nodes}
+    given = {value: layer for layer, nodes in enumerate(layers.members) for value in layers.results_of(nodes)}
+    places = {value: place for nodes in layers.members for place, value in enumerate(layers.results_of(nodes))}
+    users = {user for value in layers.results_of(layers.members[MODEL]) for user in value.users} - inside
+    found = set[Node]()
+    for node in (user for user in users if user.graph is graph and not user.is_return and is_over_any_number(user)):
+        runs = [(layer, [*values]) for layer, values in itertools.groupby(node.inputs, given.get) if layer is not None]
+        numbers, read = [layer for layer, _ in runs], {tuple(map(places.__getitem__, values)) for _, values in runs}
+        if numbers == list(range(layers.count)) and len(read) == 1:
+            found.add(node)
+    return frozenset(found)
+
+
+def _check_readers(
+    graph: Graph,
+    layers: Layers,
+    stretches: Sequence[Stretch],
+    replacing: Collection[Value],
+    over_all: Collection[Node],
+) -> None:
     """What a layer that is left out gives is read in it and beside it; so is what the layer before those gives.
 
-    The graph itself reads what replaces states of the layers.
+    The graph itself reads what replaces states of the layers, and some nodes read of all layers.
     """
     inside = {node: number for number, nodes in enumerate(layers.members) for node in nodes}
     first = -1 if any(stretch.backward for stretch in stretches) else 0
@@ -164,7 +195,8 @@ def _check_readers(graph: Graph, layers: Layers, stretches: Sequence[Stretch], r
         near = range(number + first, number + 2)
         for value in layers.results_of(layers.members[number]):
             for user in value.users:
-                if inside.get(user) not in near and not (user is graph.return_node and value in replacing):
+                is_of_all = user in over_all or (user is graph.return_node and value in replacing)
+                if inside.get(user) not in near and not is_of_all:
                     raise NotAlike(f"%{value.name} is read outside of the next layer")
 
 

@@ -6,7 +6,7 @@ of layer 2  "follows %h.2.fc.weight through MatMul /h.2/fc"
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,7 +74,18 @@ def _pattern(row: Row) -> tuple[int, ...]:
 
 def words_of(text: str) -> Iterator[str]:
     """What may be names in a text."""
-    return (piece.rstrip(_BEHIND) for piece in _BETWEEN.split(text))
+    return (piece.rstrip(_BEHIND) for piece in pieces_of(text))
+
+
+def pieces_of(text: str) -> list[str]:
+    """A text in pieces, of which each is what may be a name, or stands between."""
+    return _BETWEEN.split(text)
+
+
+def with_word(piece: str, other: Callable[[str], str]) -> str:
+    """A piece of a text with another word in it."""
+    word = piece.rstrip(_BEHIND)
+    return other(word) + piece[len(word) :]
 
 
 class Words:

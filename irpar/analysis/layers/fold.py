@@ -44,7 +44,9 @@ def _folded_graph(graph: Graph, chain: Chain, left_out: Collection[Value]) -> Gr
     for node in graph:
         if node in skipped:
             continue
-        made.append(clone_node(node, values, made.names))
+        copy = made.append(clone_node(node, values, made.names))
+        if node in chain.over_all:
+            copy.set_operands([values[value] for value in node.inputs if value not in left_out])
         for value in node.results:
             if value in stands_for:
                 values[stands_for[value]] = values[value]

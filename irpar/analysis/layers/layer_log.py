@@ -11,6 +11,21 @@ from .numbered_names import NumberedNames, with_number
 from .planned_program import PlannedProgram
 from .units import NotAlike
 
+_Said = Callable[[Any, Around], Any]
+"""What says an entry of another layer."""
+
+
+class _Elsewhere(Words):
+    """Texts about what belongs to no layer, with the names in them that values have with all layers."""
+
+    def __init__(self, numbered: NumberedNames) -> None:
+        super().__init__(((), (), ()))
+        self._numbered = numbered
+
+    def text(self, text: str, around: Around) -> str:
+        """A text."""
+        return self._numbered.text(text)
+
 
 class LayerLog:
     """What a folded module tells of its values, which becomes what it tells of those of all layers.
@@ -26,16 +41,17 @@ class LayerLog:
         self.numbered = numbered
         self.program = program
         self.words = words = program.words
-        self.tables: list[tuple[dict[str, Any], dict[str, Any], Callable[[Any, Around], Any]]] = [
-            (folded.decisions, {}, words.decisions),
-            (folded.annotated, {}, words.annotation),
-            (folded.conflicts, whole.conflicts, words.conflict),
-            (folded.whole, whole.whole, words.text),
-            (folded.gone, whole.gone, words.gone),
+        self.elsewhere = elsewhere = _Elsewhere(numbered)
+        self.tables: list[tuple[dict[str, Any], dict[str, Any], _Said, _Said]] = [
+            (folded.decisions, {}, words.decisions, elsewhere.decisions),
+            (folded.annotated, {}, words.annotation, elsewhere.annotation),
+            (folded.conflicts, whole.conflicts, words.conflict, elsewhere.conflict),
+            (folded.whole, whole.whole, words.text, elsewhere.text),
+            (folded.gone, whole.gone, words.gone, elsewhere.gone),
         ]
         self.own = [
             {name: None for name in table if words.names_own(name) and name not in before}
-            for table, before, _ in self.tables
+            for table, before, *_ in self.tables
         ]  # fmt: skip
 
     def check(self) -> None:
@@ -48,7 +64,7 @@ class LayerLog:
         for number in (MODEL - 1, MODEL, MODEL + 1):
             around = self.program.folded_names(number)
             words = Words(around)
-            for own, (table, before, said) in zip(self.own, self.tables, strict=True):
+            for own, (table, before, said, _) in zip(self.own, self.tables, strict=True):
                 for name in own:
                     if table.get(self.words.text(name, around)) != said(table[name], around):
                         raise NotAlike(f"%{name} is explained otherwise than in another layer")
@@ -65,17 +81,22 @@ class LayerLog:
         self._check_others(near)
 
     def _check_others(self, near: Set[str]) -> None:
-        """Nothing names a value that counts on, and what is said elsewhere does not name the layer."""
-        for table, _, _ in self.tables:
+        """What is said of layers names no value that counts on, and what is said elsewhere none of the layer."""
+        for table, *_ in self.tables:
             for name, entry in table.items():
                 is_near = name in near or self.numbered.counts(name)
                 for text in _texts(entry):
-                    if (not is_near and self.words.names_own(text)) or self.numbered.is_in(text):
+                    if is_near:
+                        is_of_one = self.numbered.is_in(text)
+                    else:
+                        is_of_one = self.words.names_own(text) or self.numbered.names_own(text)
+                    if is_of_one:
                         raise NotAlike(f"%{name} is explained with a value of one layer")
 
     def write(self) -> None:
         """Let the log tell the same of all layers."""
-        for own, (table, _, said) in zip(self.own, self.tables, strict=True):
+        nowhere = (), (), ()
+        for own, (table, _, said, elsewhere) in zip(self.own, self.tables, strict=True):
             entries = dict(table)
             table.clear()
             run: dict[str, Any] = {}
@@ -85,12 +106,12 @@ class LayerLog:
                     continue
                 self._repeat(table, run, said)
                 run = {}
-                table[self.numbered.shifted(name) if self.numbered.counts(name) else name] = entry
+                table[self.numbered.shifted(name) if self.numbered.counts(name) else name] = elsewhere(entry, nowhere)
             self._repeat(table, run, said)
             beside = self.chain.names.around(self.chain.kept[MODEL + 1])
             table.update({self.words.text(name, beside): said(entries[name], beside) for name in own})
 
-    def _repeat(self, table: dict[str, Any], entries: Mapping[str, Any], said: Callable[[Any, Around], Any]) -> None:
+    def _repeat(self, table: dict[str, Any], entries: Mapping[str, Any], said: _Said) -> None:
         """Put in what a log tells of the layer that stands for others, for each of these."""
         numbered = self.numbered
         for layer in (MODEL, *self.chain.left_out):

@@ -1,10 +1,13 @@
 """Whether layers that were planned came out alike, but for their names and the numbers of their weights."""
 
+import itertools
+from collections.abc import Iterator, Sequence
+
 from irpar.analysis.equal_nodes import attribute_key
 from irpar.ir import Node, Value
 from irpar.ir.value import NUMBERED
 
-from .chain import MODEL
+from .chain import MODEL, is_over_any_number
 from .layer_data import LayerData
 from .planned_program import PlannedProgram, places_of
 from .units import NotAlike
@@ -26,7 +29,7 @@ def compare(program: PlannedProgram) -> None:
 
 
 def _check_readers(program: PlannedProgram) -> None:
-    """What a layer gives is read in it and beside it, and by the graph where it replaces state."""
+    """What a layer gives is read in it and beside it, by the graph where it replaces state, or by what reads of all."""
     before, inside, behind = (
         {node for nodes in part for node in nodes} for part in program.parts[MODEL - 1 : MODEL + 2]
     )
@@ -35,8 +38,28 @@ def _check_readers(program: PlannedProgram) -> None:
     for value in (*program.inner, *program.own):
         allowed = near if value in program.inner else inside
         for user in value.users:
-            if user not in allowed and not (user.is_return and value in replacing):
+            if user in allowed or (user.is_return and value in replacing):
+                continue
+            if value in program.own or not _reads_of_all(program, user):
                 raise NotAlike(f"{user.title} reads %{value.name} from afar")
+            program.over_all[user] = None
+
+
+def _reads_of_all(program: PlannedProgram, node: Node) -> bool:
+    """Whether a node reads the same of each layer, one behind another."""
+    if node in program.over_all:
+        return True
+    if node.is_return or not is_over_any_number(node):
+        return False
+    place = {value: at for given in (program.before, program.inner, program.behind) for value, at in given.items()}
+    number = {value: each for each, part in enumerate(program.parts) for nodes in part for value in _given(nodes)}
+    runs = [(each, [*values]) for each, values in itertools.groupby(node.inputs, number.get) if each is not None]
+    near = [tuple(place[value] for value in values) for each, values in runs if abs(each - MODEL) <= 1]
+    return len(near) == 3 and len(set(near)) == 1 and [each for each, _ in runs] == sorted({each for each, _ in runs})
+
+
+def _given(nodes: Sequence[Node]) -> Iterator[Value]:
+    return (value for node in nodes for value in node.results)
 
 
 def _check_results(program: PlannedProgram) -> None:

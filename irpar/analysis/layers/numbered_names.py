@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from irpar.ir.value import NUMBERED, Names, made_of
 
 from .chain import FIRST, LAST, MODEL
-from .chain_names import words_of
+from .chain_names import pieces_of, with_word, words_of
 
 
 class NumberedNames:
@@ -82,6 +82,19 @@ class NumberedNames:
     def is_in(self, text: str) -> bool:
         """Whether a text names such a value."""
         return bool(self._runs) and any(self.counts(word) for word in words_of(text))
+
+    def names_own(self, text: str) -> bool:
+        """Whether a text names one of the layer that stands for others."""
+        return any(word in self.steps for word in words_of(text))
+
+    def text(self, text: str) -> str:
+        """A text, with the names in it that values have with all layers; it names none of the layer itself."""
+        if not self.is_in(text):
+            return text
+        return "".join(
+            with_word(piece, lambda word: self.shifted(word) if self.counts(word) else word)
+            for piece in pieces_of(text)
+        )
 
 
 def _first_of(run: tuple[int, int]) -> int:

@@ -35,6 +35,7 @@ class PlannedProgram:
         steps: names that count on, and by how much a layer.
         own: the constants and inputs of the layer that stands for others.
         pairs: values of that layer, and those of the next one that are like them.
+        over_all: nodes elsewhere that read the same of every layer.
         inner, before, behind: results of nodes of that layer and of those beside it, by their places.
         at: those of that layer, each by its place.
         called: what values of that layer are called in the folded module.
@@ -51,6 +52,7 @@ class PlannedProgram:
         self.own: dict[Value, None] = {}
         self.called: dict[Value, str] = {}
         self.pairs: dict[Value, Value] = {}
+        self.over_all: dict[Node, None] = {}
         self.before, self.inner, self.behind = (places_of(part) for part in self.parts[MODEL - 1 : MODEL + 2])
         self.at = {place: value for value, place in self.inner.items()}
         names = chain.names.around(MODEL, behind=chain.kept[FIRST])
@@ -116,13 +118,13 @@ class PlannedProgram:
         return self.chain.names.around(kept[number], before, kept[number + 1])
 
     def runs(self, listed: Sequence[Value]) -> Iterator[tuple[list[Value], bool]]:
-        """What is the layer's own and stands side by side in a list; whether what is the next layer's stands before it.
+        """What is of the layer and stands side by side in a list; whether what is the next layer's stands before it.
 
         Raises:
             NotAlike: that stands neither before nor behind it.
         """
         start = 0
-        for is_own, values in itertools.groupby(listed, self.own.__contains__):
+        for is_own, values in itertools.groupby(listed, lambda value: value in self.own or value in self.inner):
             run = list(values)
             stop, size = start + len(run), len(run)
             if is_own:
@@ -136,8 +138,12 @@ class PlannedProgram:
     def check_texts(self, numbered: NumberedNames) -> None:
         """Refuse programs in which what is said elsewhere names the layer that stands for others."""
         near = {node for part in self.parts[MODEL - 1 : MODEL + 2] for nodes in part for node in nodes}
-        for node in self.order:
-            if node.doc and ((node not in near and self.words.names_own(node.doc)) or numbered.is_in(node.doc)):
+        for node in (node for node in self.order if node.doc):
+            if node in near:
+                is_of_one = numbered.is_in(node.doc)
+            else:
+                is_of_one = self.words.names_own(node.doc) or numbered.names_own(node.doc)
+            if is_of_one:
                 raise NotAlike(f"{node.title} is there because of one layer")
 
 

@@ -43,6 +43,8 @@ def unfold(folded: Module, whole: Module, chain: Chain) -> None:
     for program in programs:
         program.check_texts(numbered)
     for program in programs:
+        for node in program.order:
+            node.doc = numbered.text(node.doc)
         _Writer(program, numbered).run(whole.graph)
         _keep_states(program.graph, whole.graph)
     log.write()
@@ -110,6 +112,7 @@ class _Writer:
         lists = [graph.inputs, list(graph.constants)]
         runs = [list(program.runs(listed)) for listed in lists]
         program.called = {value: value.name for value in (*program.inner, *program.own)}
+        over_all = {node: list(program.runs(list(node.inputs))) for node in program.over_all}
         results = program.results_of(MODEL)
         readers = self._readers()
         self._rename()
@@ -129,6 +132,8 @@ class _Writer:
         graph.constants = dict.fromkeys(constants)
         for index, value in enumerate(graph.inputs):
             value.index = index
+        for node in program.over_all:
+            node.set_operands([*self._with_copies(node.inputs, over_all[node])])
         self._add_results(whole, results)
         for layer, part in ((chain.kept[MODEL + 1], self.beside), (MODEL, self.like)):
             self._tell(part, chain.names.around(layer))
