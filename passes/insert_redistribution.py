@@ -159,7 +159,8 @@ class _Insertion:
         for index, (value, needed) in enumerate(zip(node.operands, self.placements[node].operands, strict=True)):
             if value is not None and needed is not None and value.sharding != needed:
                 reason = self.reasons.of_need(node, value, needed)
-                node.set_operand(index, self._redistributed(value, needed, node, reason, node))
+                before = _behind_maker(value, needed) or node
+                node.set_operand(index, self._redistributed(value, needed, before, reason, node))
         for value, (inner, index) in captured_whole(self.flow, node):
             if value.sharding is not None and not value.sharding.is_replicated:
                 whole = Sharding.replicated(self.mesh, value.sharding.rank)
@@ -289,3 +290,13 @@ class _Insertion:
         else:
             self.collectives += 1
         return insert_step(builder, value, step, reason)
+
+
+def _behind_maker(value: Value, needed: Sharding) -> Node | None:
+    """What follows the node that gives a sum in parts which is needed whole: parts take more memory than what comes of
+    them, and a gradient is read long after it is made. None for all else, which is moved where it is read.
+    """
+    maker, lies = value.node, value.sharding
+    if maker is None or maker.graph is None or lies is None or not lies.partial or needed.partial:
+        return None
+    return maker.next or maker.graph.return_node

@@ -20,6 +20,14 @@ def chain_step(**options):
     return step
 
 
+def with_last(node):
+    """A chain of layers, and a node behind them that is a result."""
+    text = str(chain_module(odd=None)).replace("-> (", "-> (%every, ").rstrip().removesuffix("}")
+    module = parse_module(f"{text}  %every = {node}\n}}\n")
+    module.shard("l.*.w", [None, "tp"])
+    return module
+
+
 def step_of(family, layers=COUNT, **options):
     """A training step of a model of a builder, with its usual annotations."""
     step = train_step(to_module(models.build(family, layers=layers)), **options)
@@ -68,17 +76,23 @@ def test_casts_and_sums_of_gradients_belong_to_the_layers_that_they_stand_in():
     check_folded(step_of("gpt", precision="bf16", clip_norm=1.0), 3, mesh="dp=4,tp=2")
 
 
+@pytest.mark.parametrize("read", ["%h{0}, %h{0}", "%h{0}, %e{0}, %h{0}", "%e{0}, %h{0}"])
+@pytest.mark.parametrize("operator", ["Sum", "Max"])
+def test_what_reads_of_all_layers_may_read_several_values_of_each_and_one_twice(operator, read):
+    every = ", ".join(read.format(number) for number in range(COUNT))
+    module = with_last(f"{operator}({every}) : f32[4, 8]")
+    assert any(ALIKE in note for note in check_same(module, "dp=2,tp=2"))
+
+
 @pytest.mark.parametrize(
     ("operator", "order"),
     [("Sum", [*range(1, COUNT), 0]), ("Sum", range(COUNT - 1)), ("Sum", [*range(COUNT), 3]), ("Concat", range(COUNT))],
 )
 def test_what_reads_of_all_layers_otherwise_than_one_behind_another_is_refused(operator, order):
-    """In another order, not of all, of one twice; or what computes another shape of more."""
+    """In another order, not of all, of one more often; or what computes another shape of more."""
     read = ", ".join(f"%h{number}" for number in order)
     attributes, rows = (" {axis=0}", 4 * COUNT) if operator == "Concat" else ("", 4)
-    text = str(chain_module(odd=None)).replace("-> (", "-> (%every, ").rstrip().removesuffix("}")
-    module = parse_module(f"{text}  %every = {operator}({read}){attributes} : f32[{rows}, 8]\n}}\n")
-    module.shard("l.*.w", [None, "tp"])
+    module = with_last(f"{operator}({read}){attributes} : f32[{rows}, 8]")
     (note,) = check_same(module, "dp=2,tp=2")
     assert "equal layers were planned each for itself" in note
     assert "is read outside of the next layer" in note

@@ -54,6 +54,34 @@ def test_a_partial_value_that_is_wanted_cut_is_reduce_scattered() -> None:
     )
 
 
+def test_a_sum_that_lies_in_parts_is_reduced_behind_its_maker_not_where_it_is_read() -> None:
+    """As a gradient, whose parts no rank should keep until the update reads a block of it."""
+    check(
+        "insert-redistribution",
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%a: f32[8, 256@tp], %c: f32[8@tp, 64]) -> (%y) opset 21 {
+          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
+          %p = MatMul(%a, %w) : f32[8, 64] partial(sum: tp)
+          %r = Relu(%c) : f32[8@tp, 64]
+          %s = Exp(%r) : f32[8@tp, 64]
+          %y = Mul(%p, %s) : f32[8@tp, 64]
+        }
+        """,
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%a: f32[8, 256@tp], %c: f32[8@tp, 64]) -> (%y) opset 21 {
+          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
+          %p = MatMul(%a, %w) : f32[8, 64] partial(sum: tp)
+          %p_1 = irpar.ReduceScatter(%p) {axes=["tp"], dim=0, reduce="sum", id=0} : f32[8@tp, 64] doc "Mul of %y needs it as [@tp, _]: it reads %s as [@tp, _]; %p is sharded as [_, _] partial(sum: tp)"
+          %r = Relu(%c) : f32[8@tp, 64]
+          %s = Exp(%r) : f32[8@tp, 64]
+          %y = Mul(%p_1, %s) : f32[8@tp, 64]
+        }
+        """,
+    )
+
+
 def test_a_value_is_gathered_once_for_all_readers_that_want_it_so() -> None:
     module = run(
         "insert-redistribution",

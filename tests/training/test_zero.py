@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 
 import irpar
-from irpar import models
-from irpar.analysis.completion.refinement import Refinement
 from irpar.ir import clone_module
-from irpar.onnx_io import save, to_module
+from irpar.onnx_io import save
 from irpar.output.checkpoint import Checkpoint
 from irpar.pass_manager.default_pipeline import with_zero
-from irpar.training.step import train_step
 from tests.budget import every
 from tests.command_line import Capture, call, refused
 from tests.partition_runs import GROUPS
@@ -160,22 +157,3 @@ def test_mistakes(network: Path, tmp_path: Path, capsys: Capture) -> None:
     assert train(capsys, network)[0] == 0
     refused(capsys, "--memory is about ranks", "explain", tmp_path / "out", "w", "--memory")
     refused(capsys, "two reports", "explain", tmp_path / "out", "--conflicts", "--memory")
-
-
-@pytest.mark.parametrize(("clip_norm", "stage"), [(None, 3), (1.0, 3), (1.0, None)])
-def test_the_norm_of_all_gradients_lets_no_gradient_try_what_all_others_are_made_of(
-    clip_norm: float | None, stage: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = []
-    run = Refinement.run
-
-    def counted(refinement: Refinement, *begin: Any) -> Any:
-        found = run(refinement, *begin)
-        tried.append(refinement.tried)
-        return found
-
-    monkeypatch.setattr(Refinement, "run", counted)
-    step = train_step(to_module(models.build("gpt", layers=4)), clip_norm=clip_norm)
-    irpar.annotate(step, models.annotations("gpt", layers=4))
-    irpar.partition(step, "dp=4,tp=2", pipeline=stage and with_zero(f"zero{{stage={stage}, threshold-kb=1}}"))
-    assert 0 < sum(tried) < 6_000

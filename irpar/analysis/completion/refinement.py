@@ -317,7 +317,7 @@ class Refinement:
             assert lies is not None
             others = (other for reader in value.users for other in reader.inputs if other is not value)
             for other, axis in itertools.product(dict.fromkeys(others), lies.partial):
-                # Not one that is a sum in parts too: the norm of all gradients adds as many as there are weights.
+                # One that is whole, or a sum in parts too, is nothing that keeps its reader from taking parts.
                 for source in self._sources(other, axis) if self._is_sharded_by(other, axis) else ():
                     found = self._in_full(source, axis)
                     found = None if found is None else self._carried(value, *found)
@@ -442,11 +442,16 @@ class Refinement:
     def _may_carry_with_another(self, node: Node, partial: Sharding, terms: Collection[Value]) -> bool:
         """Whether a node leaves what it adds in parts once one more operand is: not with two of a hundred."""
         groups = ([node.operands[place] for place in places] for places in carriers(node, partial.reduce))
-        return any(len(group) > 1 and sum(self._lacks(each, partial, terms) for each in group) <= 1 for group in groups)
+        for group in (group for group in groups if len(group) > 1):
+            makers = (v.node for v in group if v is not None and v not in terms and not self._has_parts(v, partial))
+            first = next(makers, None)
+            if all(maker is first for maker in makers):
+                return True
+        return False
 
-    def _lacks(self, value: Value | None, partial: Sharding, terms: Collection[Value]) -> bool:
-        lies = None if value is None or value in terms else self._lies(value)
-        return lies is not None and lies.partial != partial.partial
+    def _has_parts(self, value: Value, like: Sharding) -> bool:
+        lies = self._lies(value)
+        return lies is not None and lies.reduce == like.reduce and set(lies.partial).issuperset(like.partial)
 
     def _following(self, node: Node, change: Change) -> list[Node]:
         """The only reader of the only result of a node."""

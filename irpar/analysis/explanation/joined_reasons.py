@@ -1,12 +1,17 @@
 """What one collective tells that does what several did."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
 from irpar.ir import Conflict, Module
 
 MOST_TOLD = 4
-"""Of what one sum adds: of more the first half."""
+"""Reasons of one sum that are all told, alike or not."""
+MOST_ALIKE = 2
+"""Of more those that are told of reasons that differ in names and numbers alone."""
+_NAMED = re.compile(r"%[^\s;:,()]+|\S*\d\S*")
 
 
 def joined_texts(texts: Iterable[str]) -> str:
@@ -15,9 +20,18 @@ def joined_texts(texts: Iterable[str]) -> str:
 
 
 def few_texts(texts: Iterable[str]) -> str:
-    """The same, where it may be one for each weight of a model: of many the first ones."""
-    told = list(dict.fromkeys(text for text in texts if text))
-    return joined_texts(told if len(told) <= MOST_TOLD else [*told[: MOST_TOLD // 2], "and others like these"])
+    """The same, where there may be one for each weight of a model: of many that are alike the first ones."""
+    every = list(dict.fromkeys(text for text in texts if text))
+    if len(every) <= MOST_TOLD:
+        return joined_texts(every)
+    alike = Counter[str]()
+    told = []
+    for text in every:
+        kind = _NAMED.sub("%", text)
+        alike[kind] += 1
+        if alike[kind] <= MOST_ALIKE:
+            told.append(text)
+    return joined_texts(told if len(told) == len(every) else [*told, "and others like these"])
 
 
 def joined_conflict(conflicts: Sequence[Conflict]) -> Conflict:

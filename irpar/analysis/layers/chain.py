@@ -7,7 +7,7 @@ In a training step also what the one behind it gives: its gradient.
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,17 +163,31 @@ def is_over_any_number(node: Node) -> bool:
     return node.identity in _OVER_ANY_NUMBER and all(value.type == node.result.type for value in node.inputs)
 
 
+def runs_of_layers(
+    values: Iterable[Value], given: Mapping[Value, tuple[int, Hashable]]
+) -> list[tuple[int | None, tuple[Hashable, ...]]]:
+    """What stands side by side of one layer, and which of its values that is.
+
+    Args:
+        values: in their order.
+        given: which layer gives each, and which of its values it is; what is not there runs under None.
+    """
+    pairs = (given.get(value, (None, None)) for value in values)
+    return [(layer, tuple(place for _, place in run)) for layer, run in itertools.groupby(pairs, lambda pair: pair[0])]
+
+
 def _over_all(graph: Graph, layers: Layers) -> frozenset[Node]:
     """Nodes behind all layers that read the same of each, one layer behind another."""
     inside = {node for nodes in layers.members for node in nodes}
-    given = {value: layer for layer, nodes in enumerate(layers.members) for value in layers.results_of(nodes)}
-    places = {value: place for nodes in layers.members for place, value in enumerate(layers.results_of(nodes))}
-    users = {user for value in layers.results_of(layers.members[MODEL]) for user in value.users} - inside
+    results = [layers.results_of(nodes) for nodes in layers.members]
+    given = {value: (layer, place) for layer, values in enumerate(results) for place, value in enumerate(values)}
     found = set[Node]()
-    for node in (user for user in users if user.graph is graph and not user.is_return and is_over_any_number(user)):
-        runs = [(layer, [*values]) for layer, values in itertools.groupby(node.inputs, given.get) if layer is not None]
-        numbers, read = [layer for layer, _ in runs], {tuple(map(places.__getitem__, values)) for _, values in runs}
-        if numbers == list(range(layers.count)) and len(read) == 1:
+    for node in {user for value in results[MODEL] for user in value.users} - inside:
+        if node.graph is not graph or node.is_return or not is_over_any_number(node):
+            continue
+        runs = runs_of_layers(node.inputs, given)
+        runs = runs[runs[0][0] is None : len(runs) - (runs[-1][0] is None)]
+        if [layer for layer, _ in runs] == list(range(layers.count)) and len({read for _, read in runs}) == 1:
             found.add(node)
     return frozenset(found)
 
@@ -195,8 +209,8 @@ def _check_readers(
         near = range(number + first, number + 2)
         for value in layers.results_of(layers.members[number]):
             for user in value.users:
-                is_of_all = user in over_all or (user is graph.return_node and value in replacing)
-                if inside.get(user) not in near and not is_of_all:
+                may_read = user in over_all or (user is graph.return_node and value in replacing)
+                if inside.get(user) not in near and not may_read:
                     raise NotAlike(f"%{value.name} is read outside of the next layer")
 
 

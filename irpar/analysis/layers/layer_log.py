@@ -12,7 +12,7 @@ from .planned_program import PlannedProgram
 from .units import NotAlike
 
 _Said = Callable[[Any, Around], Any]
-"""What says an entry of another layer."""
+"""Makes of an entry what it is for another layer, or with all layers."""
 
 
 class _Elsewhere(Words):
@@ -86,11 +86,7 @@ class LayerLog:
             for name, entry in table.items():
                 is_near = name in near or self.numbered.counts(name)
                 for text in _texts(entry):
-                    if is_near:
-                        is_of_one = self.numbered.is_in(text)
-                    else:
-                        is_of_one = self.words.names_own(text) or self.numbered.names_own(text)
-                    if is_of_one:
+                    if self.numbered.is_in(text) if is_near else self.program.names_own(text, self.numbered):
                         raise NotAlike(f"%{name} is explained with a value of one layer")
 
     def write(self) -> None:

@@ -1,13 +1,10 @@
 """Whether layers that were planned came out alike, but for their names and the numbers of their weights."""
 
-import itertools
-from collections.abc import Iterator, Sequence
-
 from irpar.analysis.equal_nodes import attribute_key
 from irpar.ir import Node, Value
 from irpar.ir.value import NUMBERED
 
-from .chain import MODEL, is_over_any_number
+from .chain import MODEL, is_over_any_number, runs_of_layers
 from .layer_data import LayerData
 from .planned_program import PlannedProgram, places_of
 from .units import NotAlike
@@ -41,7 +38,7 @@ def _check_readers(program: PlannedProgram) -> None:
             if user in allowed or (user.is_return and value in replacing):
                 continue
             if value in program.own or not _reads_of_all(program, user):
-                raise NotAlike(f"{user.title} reads %{value.name} from afar")
+                raise NotAlike(f"{user.title} reads %{value.name} from afar, and not the same of each layer")
             program.over_all[user] = None
 
 
@@ -51,15 +48,10 @@ def _reads_of_all(program: PlannedProgram, node: Node) -> bool:
         return True
     if node.is_return or not is_over_any_number(node):
         return False
-    place = {value: at for given in (program.before, program.inner, program.behind) for value, at in given.items()}
-    number = {value: each for each, part in enumerate(program.parts) for nodes in part for value in _given(nodes)}
-    runs = [(each, [*values]) for each, values in itertools.groupby(node.inputs, number.get) if each is not None]
-    near = [tuple(place[value] for value in values) for each, values in runs if abs(each - MODEL) <= 1]
-    return len(near) == 3 and len(set(near)) == 1 and [each for each, _ in runs] == sorted({each for each, _ in runs})
-
-
-def _given(nodes: Sequence[Node]) -> Iterator[Value]:
-    return (value for node in nodes for value in node.results)
+    runs = [run for run in runs_of_layers(node.inputs, program.given) if run[0] is not None]
+    near = [read for number, read in runs if number in range(MODEL - 1, MODEL + 2)]
+    numbers = [number for number, _ in runs]
+    return len(near) == 3 and len(set(near)) == 1 and numbers == list(range(len(numbers)))
 
 
 def _check_results(program: PlannedProgram) -> None:

@@ -4,7 +4,7 @@ Who makes a value for a layer and names it after something that all layers share
 gradients are computed the last layer comes first: numbers fall from layer to layer.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
 from irpar.ir.value import NUMBERED, Names, made_of
 
@@ -83,12 +83,12 @@ class NumberedNames:
         """Whether a text names such a value."""
         return bool(self._runs) and any(self.counts(word) for word in words_of(text))
 
-    def names_own(self, text: str) -> bool:
-        """Whether a text names one of the layer that stands for others."""
-        return any(word in self.steps for word in words_of(text))
+    def is_clear(self, text: str, names: Container[str]) -> bool:
+        """Whether it names, of those that count, values alone, and none of the layer that stands for others."""
+        return all(word in names and word not in self.steps for word in words_of(text) if self.counts(word))
 
     def text(self, text: str) -> str:
-        """A text, with the names in it that values have with all layers; it names none of the layer itself."""
+        """A text, with the names in it that values have with all layers; it is clear."""
         if not self.is_in(text):
             return text
         return "".join(

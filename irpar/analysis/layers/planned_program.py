@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Container, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from irpar.ir import Graph, Node, Value
 
@@ -17,6 +19,19 @@ What passes have put before the first layer of all belongs to this one, too.
 """
 Part = Sequence[Sequence[Node]]
 """The nodes of a layer, by stretches."""
+
+
+class Run(NamedTuple):
+    """Values of a layer that stand side by side in a list.
+
+    Attributes:
+        start, stop: where.
+        is_before: what is like them in the next layer stands before them, rather than behind them.
+    """
+
+    start: int
+    stop: int
+    is_before: bool
 
 
 class PlannedProgram:
@@ -111,14 +126,19 @@ class PlannedProgram:
         end = self.graph.return_node
         return not any(value.name in self.known or end in value.users for value in node.results)
 
+    @cached_property
+    def given(self) -> dict[Value, tuple[int, Place]]:
+        """Which of the planned layers gives a value, and at which place."""
+        return {value: (number, at) for number, part in enumerate(self.parts) for value, at in places_of(part).items()}
+
     def folded_names(self, number: int) -> Around:
         """The names of one of the folded layers, and of those beside it there."""
         kept = self.chain.kept
         before = kept[number - 1] if number else -1
         return self.chain.names.around(kept[number], before, kept[number + 1])
 
-    def runs(self, listed: Sequence[Value]) -> Iterator[tuple[list[Value], bool]]:
-        """What is of the layer and stands side by side in a list; whether what is the next layer's stands before it.
+    def runs(self, listed: Sequence[Value]) -> Iterator[Run]:
+        """Where what is of the layer stands side by side in a list.
 
         Raises:
             NotAlike: that stands neither before nor behind it.
@@ -132,18 +152,22 @@ class PlannedProgram:
                 is_before = listed[max(0, start - size) : start] == pairs
                 if not is_before and listed[stop : stop + size] != pairs:
                     raise NotAlike(f"%{run[0].name} and what belongs to it stand otherwise in their list")
-                yield run, is_before
+                yield Run(start, stop, is_before)
             start = stop
 
+    def names_own(self, text: str, numbered: NumberedNames) -> bool:
+        """Whether a text about what is elsewhere names a value of the layer, or may do so."""
+        return self.words.names_own(text) or not numbered.is_clear(text, self.graph.names.table)
+
     def check_texts(self, numbered: NumberedNames) -> None:
-        """Refuse programs in which what is said elsewhere names the layer that stands for others."""
+        """Refuse programs in which a text names a value that is another one, or another's, with all layers.
+
+        What is said of these layers names no value that counts on; what is said elsewhere none of the layer itself.
+        """
         near = {node for part in self.parts[MODEL - 1 : MODEL + 2] for nodes in part for node in nodes}
         for node in (node for node in self.order if node.doc):
-            if node in near:
-                is_of_one = numbered.is_in(node.doc)
-            else:
-                is_of_one = self.words.names_own(node.doc) or numbered.names_own(node.doc)
-            if is_of_one:
+            names_own = numbered.is_in(node.doc) if node in near else self.names_own(node.doc, numbered)
+            if names_own:
                 raise NotAlike(f"{node.title} is there because of one layer")
 
 

@@ -19,7 +19,7 @@ from .layer_copy import LayerCopy
 from .layer_log import LayerLog
 from .likeness import compare
 from .numbered_names import NumberedNames, first_hidden
-from .planned_program import Part, Place, PlannedProgram
+from .planned_program import Part, Place, PlannedProgram, Run
 from .units import NotAlike
 
 
@@ -202,16 +202,17 @@ class _Writer:
             for value, other in zip(node.results, same.results, strict=True):
                 other.source = words.optional(value.source, around)
 
-    def _with_copies(self, listed: Sequence[Value], runs: Iterable[tuple[list[Value], bool]]) -> Iterator[Value]:
-        """What is listed, and beside each run of what is a layer's own that of each layer which is put in."""
-        before = {run[0]: run for run, is_before in runs if is_before}
-        behind = {run[-1]: run for run, is_before in runs if not is_before}
-        for value in listed:
-            for layer in reversed(self.copies) if value in before else ():
-                yield from (self._at(layer, its) for its in before[value])
-            yield value
-            for layer in self.copies if value in behind else ():
-                yield from (self._at(layer, its) for its in behind[value])
+    def _with_copies(self, listed: Sequence[Value], runs: Iterable[Run]) -> Iterator[Value]:
+        """What is listed, and beside each run of what is of the layer that of each layer which is put in."""
+        done = 0
+        for start, stop, is_before in runs:
+            run = listed[start:stop]
+            yield from listed[done : start if is_before else stop]
+            for layer in reversed(self.copies) if is_before else self.copies:
+                yield from (self._at(layer, value) for value in run)
+            yield from run if is_before else ()
+            done = stop
+        yield from listed[done:]
 
 
 def _nodes(part: Part) -> Iterator[Node]:
