@@ -157,7 +157,8 @@ class _Lowering:
                 assert value.data is not None
                 self.made[key] = self.graph.add_constant(NarrowedTensor(value.data, dtype), value.name)
             else:
-                builder = Builder(self.graph, self.opsets, before=before)
+                # What is chosen by scope, to be computed again, takes the casts that it reads along.
+                builder = Builder(self.graph, self.opsets, before=before, like=before)
                 self.made[key] = builder.op(
                     "Cast", [value], {"to": dtype.value}, type=TensorType(dtype, value.tensor_type.shape)
                 )

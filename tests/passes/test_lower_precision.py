@@ -7,7 +7,9 @@ import irpar
 from irpar import models
 from irpar.ir import DType
 from irpar.ir.text.files import parse_module
+from irpar.onnx_io import to_module
 from irpar.passes.lower_precision import NarrowedTensor
+from irpar.training.step import train_step
 from tests.models.test_training import batches, trained
 
 MODEL = """
@@ -68,6 +70,17 @@ def test_an_operand_that_cannot_be_narrow_stays_wide(check_golden):
         }
         """,
     )
+
+
+def test_casts_belong_to_the_scope_of_what_reads_them():
+    """So that activations that they make are computed again with a layer, and are told as its own."""
+    step = train_step(to_module(models.build("gpt", layers=2)), precision="bf16")
+    casts = [node for node in step.graph if node.op_type == "Cast" and node.phase in ("forward", "backward")]
+    layers = [node for node in casts if (node.scope or "").startswith("h.")]
+    assert {node.phase for node in layers} == {"forward", "backward"}
+    for node in casts:
+        (first, *_) = node.result.users
+        assert node.scope or not (first.scope or "").startswith("h.")
 
 
 def test_a_mask_stays_a_number_in_float16():
