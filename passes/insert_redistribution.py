@@ -14,7 +14,7 @@ from irpar.analysis.explanation.origins import explain_values
 from irpar.analysis.explanation.reasons import REDUCTIONS, Reasons
 from irpar.analysis.explanation.redistribution_log import LoggedRedistribution, RedistributionLog
 from irpar.analysis.redistribution import CHUNK_BYTES, Planner, Redistribution, Step, redistribution
-from irpar.analysis.redistribution.trees import insert_step, mark_rematerialized, standing_in
+from irpar.analysis.redistribution.trees import behind_parts, insert_step, mark_rematerialized, standing_in
 from irpar.ir import Builder, Module, Node, Value
 from irpar.ops.collectives import FREE, number_collectives
 from irpar.ops.effects import draws_random_numbers, is_compute
@@ -97,6 +97,7 @@ class _Insertion:
         if options.refine:
             self._refine()
         self.reasons = Reasons(module, flow, self.placements)
+        self.wanted: dict[Value, set[Sharding]] = {}
         self.moved: dict[tuple[Value, Sharding], Value] = {}
         self.collectives = 0
         self.slices = 0
@@ -116,10 +117,10 @@ class _Insertion:
             is_whole = placement.rule is None and not placement.is_boundary
             if is_whole and node.results and is_compute(node):
                 self.module.whole[node.results[0].name] = why_whole(node)
-        wanted = wanted_shardings(self.flow, self.placements)
+        self.wanted = wanted_shardings(self.flow, self.placements)
         for node in self.placements:
             self._feed(node)
-            self._give(node, wanted)
+            self._give(node)
         mark_rematerialized(self.module, self.flow.graph.walk())
         self._remove_copied()
         self.log.finish()
@@ -159,15 +160,14 @@ class _Insertion:
         for index, (value, needed) in enumerate(zip(node.operands, self.placements[node].operands, strict=True)):
             if value is not None and needed is not None and value.sharding != needed:
                 reason = self.reasons.of_need(node, value, needed)
-                before = _behind_maker(value, needed) or node
-                node.set_operand(index, self._redistributed(value, needed, before, reason, node))
+                node.set_operand(index, self._redistributed(value, needed, node, reason, node))
         for value, (inner, index) in captured_whole(self.flow, node):
             if value.sharding is not None and not value.sharding.is_replicated:
                 whole = Sharding.replicated(self.mesh, value.sharding.rank)
                 reason = f"{node.title} reads %{value.name} inside its body, which runs replicated"
                 inner.set_operand(index, self._redistributed(value, whole, node, reason))
 
-    def _give(self, node: Node, wanted: dict[Value, set[Sharding]]) -> None:
+    def _give(self, node: Node) -> None:
         """Let the results be what the node produces, and what follows read them as completion said."""
         if not node.results:
             return
@@ -176,7 +176,7 @@ class _Insertion:
         for value, given in zip(node.results, self.placements[node].results, strict=True):
             if given is None or value.sharding is None or given == value.sharding:
                 continue
-            readers = wanted.get(value, set())
+            readers = self.wanted.get(value, set())
             if value.name in self.module.annotated:
                 self._hold(value, given, following)
                 continue
@@ -249,7 +249,9 @@ class _Insertion:
                 conflict = self.reasons.conflict(party, value, value.sharding, target, steps)
             move = LoggedRedistribution(value, target, party)
             result = value
-            for previous, result, op in self._steps(value, planned, before, value.node, reason, onward):
+            is_for_reader = party is not value.node
+            made = self._steps(value, planned, before, value.node, reason, onward, is_for_reader=is_for_reader)
+            for previous, result, op in made:
                 self.log.moved(previous, result, op, move)
                 if conflict is not None and op not in FREE:
                     self.module.conflicts[result.name] = conflict
@@ -268,16 +270,33 @@ class _Insertion:
         )
 
     def _steps(
-        self, value: Value, planned: Redistribution, before: Node, origin: Node | None, reason: str, onward: str
+        self,
+        value: Value,
+        planned: Redistribution,
+        before: Node,
+        origin: Node | None,
+        reason: str,
+        onward: str,
+        *,
+        is_for_reader: bool = False,
     ) -> list[tuple[Value, Value, str]]:
-        """Insert the collectives of a move: of each its operand, its result and its operator."""
+        """Insert the collectives of a move: of each its operand, its result and its operator.
+
+        Args:
+            value, before, reason, onward: as for `_redistributed`.
+            planned: from `_planned`.
+            origin: the node that they stand for.
+            is_for_reader: `before` reads the result; steps of parts stand behind what gives these.
+        """
         if planned.peak_bytes > planned.ends_bytes + self.options.chunk_bytes:
             reason += f"; uneven blocks leave no way through less than {planned.peak_bytes} bytes a device"
         made: list[tuple[Value, Value, str]] = []
+        read = {each.canonical for each in self.wanted.get(value, ())}
         for step in planned.steps:
             previous = made[-1][1] if made else value
             why = onward if onward and step.op not in REDUCTIONS else reason
-            made.append((previous, self._step(previous, step, before, origin, why), step.op))
+            place = (behind_parts(previous, read) if is_for_reader else None) or before
+            made.append((previous, self._step(previous, step, place, origin, why), step.op))
         return made
 
     def _step(self, value: Value, step: Step, before: Node, origin: Node | None, reason: str) -> Value:
@@ -290,13 +309,3 @@ class _Insertion:
         else:
             self.collectives += 1
         return insert_step(builder, value, step, reason)
-
-
-def _behind_maker(value: Value, needed: Sharding) -> Node | None:
-    """What follows the node that gives a sum in parts which is needed whole: parts take more memory than what comes of
-    them, and a gradient is read long after it is made. None for all else, which is moved where it is read.
-    """
-    maker, lies = value.node, value.sharding
-    if maker is None or maker.graph is None or lies is None or not lies.partial or needed.partial:
-        return None
-    return maker.next or maker.graph.return_node

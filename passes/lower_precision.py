@@ -157,11 +157,13 @@ class _Lowering:
                 assert value.data is not None
                 self.made[key] = self.graph.add_constant(NarrowedTensor(value.data, dtype), value.name)
             else:
-                # What is chosen by scope, to be computed again, takes the casts that it reads along.
                 builder = Builder(self.graph, self.opsets, before=before, like=before)
                 self.made[key] = builder.op(
                     "Cast", [value], {"to": dtype.value}, type=TensorType(dtype, value.tensor_type.shape)
                 )
+                # What is chosen by scope, to be computed again, is to keep the narrower of what it reads.
+                if dtype is self.narrow and value.node is not None:
+                    builder.made[0].scope = value.node.scope
                 self.made[key].rename(f"{value.name}.{dtype.text}")
                 self.casts += 1
         return self.made[key]

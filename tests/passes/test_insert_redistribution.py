@@ -82,6 +82,46 @@ def test_a_sum_that_lies_in_parts_is_reduced_behind_its_maker_not_where_it_is_re
     )
 
 
+@pytest.mark.parametrize("behind", ["", ",simplify-collectives"])
+def test_only_what_sums_parts_stands_behind_their_maker(behind: str) -> None:
+    """A block that is gathered again, for a reader far behind, is gathered there."""
+    module = run(
+        "insert-redistribution{refine=no}" + behind,
+        """
+        mesh @m = ["dp"=2, "tp"=4]
+        graph @g(%a: f32[8@dp, 256@tp], %c: f32[8@dp, 64], %d: f32[8, 64] replicated) -> (%y, %z) opset 21 {
+          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
+          %p = MatMul(%a, %w) : f32[8@dp, 64] partial(sum: tp)
+          %r = Relu(%c) : f32[8@dp, 64]
+          %y = Mul(%p, %r) : f32[8@dp, 64]
+          %s = Exp(%d) : f32[8, 64] replicated
+          %z = Sub(%s, %p) : f32[8, 64] replicated
+        }
+        """,
+    )
+    kinds = [node.op_type for node in module.graph]
+    assert kinds == ["MatMul", "AllReduce", "Relu", "Mul", "Exp", "AllGather", "Sub"]
+
+
+def test_a_sum_that_somebody_reads_in_parts_is_reduced_where_it_is_needed_whole() -> None:
+    """As it is held until then anyway."""
+    module = run(
+        "insert-redistribution{refine=no}",
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%a: f32[8, 256@tp], %c: f32[8, 64] replicated) -> (%y, %z) opset 21 {
+          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
+          %p = MatMul(%a, %w) : f32[8, 64] partial(sum: tp)
+          %n = Neg(%p) : f32[8, 64] partial(sum: tp)
+          %z = Relu(%n) : f32[8, 64] replicated
+          %y = Mul(%p, %c) : f32[8, 64] replicated
+        }
+        """,
+    )
+    kinds = [node.op_type for node in module.graph]
+    assert kinds == ["MatMul", "Neg", "AllReduce", "Relu", "AllReduce", "Mul"]
+
+
 def test_a_value_is_gathered_once_for_all_readers_that_want_it_so() -> None:
     module = run(
         "insert-redistribution",

@@ -72,15 +72,18 @@ def test_an_operand_that_cannot_be_narrow_stays_wide(check_golden):
     )
 
 
-def test_casts_belong_to_the_scope_of_what_reads_them():
-    """So that activations that they make are computed again with a layer, and are told as its own."""
+def test_casts_belong_to_the_scope_that_holds_the_narrower_of_both():
+    """So that what they make is told as a layer's own, and is computed again with it where that holds fewer bytes."""
     step = train_step(to_module(models.build("gpt", layers=2)), precision="bf16")
     casts = [node for node in step.graph if node.op_type == "Cast" and node.phase in ("forward", "backward")]
-    layers = [node for node in casts if (node.scope or "").startswith("h.")]
-    assert {node.phase for node in layers} == {"forward", "backward"}
-    for node in casts:
-        (first, *_) = node.result.users
-        assert node.scope or not (first.scope or "").startswith("h.")
+    assert {node.phase for node in casts if (node.scope or "").startswith("h.")} == {"forward", "backward"}
+    forward = [node for node in casts if node.phase == "forward" and node.inputs[0].node is not None]
+    narrowing = [node for node in forward if node.result.dtype is DType.BF16]
+    widening = [node for node in forward if node.result.dtype is DType.F32]
+    assert narrowing
+    assert widening
+    assert all(node.scope == node.inputs[0].node.scope for node in narrowing)
+    assert all(node.scope in [user.scope for user in node.result.users] for node in widening)
 
 
 def test_a_mask_stays_a_number_in_float16():

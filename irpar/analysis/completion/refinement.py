@@ -444,8 +444,8 @@ class Refinement:
         groups = ([node.operands[place] for place in places] for places in carriers(node, partial.reduce))
         for group in (group for group in groups if len(group) > 1):
             makers = (v.node for v in group if v is not None and v not in terms and not self._has_parts(v, partial))
-            first = next(makers, None)
-            if all(maker is first for maker in makers):
+            first = next(makers, node)  # Itself: nothing lacks parts.
+            if first is not None and all(maker is first for maker in makers):
                 return True
         return False
 

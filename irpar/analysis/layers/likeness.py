@@ -1,5 +1,7 @@
 """Whether layers that were planned came out alike, but for their names and the numbers of their weights."""
 
+import itertools
+
 from irpar.analysis.equal_nodes import attribute_key
 from irpar.ir import Node, Value
 from irpar.ir.value import NUMBERED
@@ -48,10 +50,11 @@ def _reads_of_all(program: PlannedProgram, node: Node) -> bool:
         return True
     if node.is_return or not is_over_any_number(node):
         return False
-    runs = [run for run in runs_of_layers(node.inputs, program.given) if run[0] is not None]
+    runs = runs_of_layers(node.inputs, program.given)
     near = [read for number, read in runs if number in range(MODEL - 1, MODEL + 2)]
-    numbers = [number for number, _ in runs]
-    return len(near) == 3 and len(set(near)) == 1 and numbers == list(range(len(numbers)))
+    numbers = [number for number, _ in runs if number is not None]
+    is_in_order = all(after == before + 1 for before, after in itertools.pairwise(numbers))
+    return is_in_order and len(near) == 3 and len(set(near)) == 1
 
 
 def _check_results(program: PlannedProgram) -> None:

@@ -15,7 +15,7 @@ from irpar.sharding import Sharding
 
 from . import Step
 from .held import is_held
-from .trees import Tree, insert_step, is_move, mark_rematerialized, standing_in
+from .trees import Tree, behind_parts, insert_step, is_move, mark_rematerialized, standing_in
 
 _MOVE = re.compile(r"^\w+ of %\S+?(?=[,:]? |$)")
 _WHOLE = "small enough that each device holds what is read of it whole"
@@ -80,7 +80,8 @@ class TreeWriter:
             goal.setdefault(before, goal[step.after])
         for before, step in edges:
             target = goal[step.after]
-            made[step.after] = self._make(made[before], step, self.anchors[first[step.after]], told[target])
+            anchor = behind_parts(made[before], tree.read) or self.anchors[first[step.after]]
+            made[step.after] = self._make(made[before], step, anchor, told[target])
             names = told.get(step.after)
             if names is not None:
                 made[step.after].rename(names.name)

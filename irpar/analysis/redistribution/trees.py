@@ -1,6 +1,6 @@
 """What stands between a value and its readers in global view: a tree of collectives."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from irpar.analysis.cost.model import Key
@@ -29,6 +29,18 @@ def standing_in(graph: Graph, node: Node) -> Node:
         assert node.graph.parent is not None
         node = node.graph.parent
     return node
+
+
+def behind_parts(value: Value, read: Collection[Sharding]) -> Node | None:
+    """What follows the maker of a sum in parts that is read in none of some ways as it lies; None for any other value.
+
+    A step of it stands there, rather than where it is read: parts are larger than blocks of the sum, and a gradient is
+    read long after it is made.
+    """
+    maker, lies = value.node, value.sharding
+    if maker is None or maker.graph is None or lies is None or not lies.partial or lies.canonical in read:
+        return None
+    return maker.next or maker.graph.return_node
 
 
 def step_of(node: Node) -> Step:
