@@ -89,18 +89,18 @@ def test_only_what_sums_parts_stands_behind_their_maker(behind: str) -> None:
         "insert-redistribution{refine=no}" + behind,
         """
         mesh @m = ["dp"=2, "tp"=4]
-        graph @g(%a: f32[8@dp, 256@tp], %c: f32[8@dp, 64], %d: f32[8, 64] replicated) -> (%y, %z) opset 21 {
-          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
-          %p = MatMul(%a, %w) : f32[8@dp, 64] partial(sum: tp)
-          %r = Relu(%c) : f32[8@dp, 64]
-          %y = Mul(%p, %r) : f32[8@dp, 64]
-          %s = Exp(%d) : f32[8, 64] replicated
-          %z = Sub(%s, %p) : f32[8, 64] replicated
+        graph @g(%a: f32[8@dp, 256@tp], %c: f32[8@dp, 8]) -> (%y, %s, %z) opset 21 {
+          %w = constant : f32[256@tp, 8] data("w.bin", 0, 8192)
+          %p = MatMul(%a, %w) : f32[8@dp, 8] partial(sum: tp)
+          %r = Relu(%c) : f32[8@dp, 8]
+          %y = Mul(%p, %r) : f32[8@dp, 8]
+          %s = Exp(%r) : f32[8@dp, 8]
+          %z = Det(%p) : f32[] replicated
         }
         """,
     )
     kinds = [node.op_type for node in module.graph]
-    assert kinds == ["MatMul", "AllReduce", "Relu", "Mul", "Exp", "AllGather", "Sub"]
+    assert kinds == ["MatMul", "AllReduce", "Relu", "Mul", "Exp", "AllGather", "Det"]
 
 
 def test_a_sum_that_somebody_reads_in_parts_is_reduced_where_it_is_needed_whole() -> None:
