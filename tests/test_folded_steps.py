@@ -77,7 +77,7 @@ def test_casts_and_sums_of_gradients_belong_to_the_layers_that_they_stand_in():
 
 
 @pytest.mark.parametrize("read", ["%h{0}, %h{0}", "%h{0}, %e{0}, %h{0}", "%e{0}, %h{0}"])
-@pytest.mark.parametrize("operator", ["Sum", "Max"])
+@pytest.mark.parametrize("operator", ["Sum", "Max", "Mean"])
 def test_what_reads_of_all_layers_may_read_several_values_of_each_and_one_twice(operator, read):
     every = ", ".join(read.format(number) for number in range(COUNT))
     module = with_last(f"{operator}({every}) : f32[4, 8]")

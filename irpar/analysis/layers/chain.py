@@ -14,6 +14,7 @@ import numpy as np
 
 from irpar.analysis.equal_nodes import MAX_ELEMENTS, numbers_key
 from irpar.ir import ArrayTensor, DType, Graph, Module, Node, Tensor, Value, place_of
+from irpar.ops.elementwise import VARIADIC
 
 from .chain_names import LayerNames, Words
 from .find import Layers, find_layers_in_order
@@ -23,7 +24,6 @@ FIRST, LAST = 3, 2
 """Layers at the two ends of a chain that are planned: the third and its neighbours are to come out alike."""
 MODEL = FIRST - 1
 """The layer, of the planned ones, that stands for those that are left out: all are as it is."""
-_OVER_ANY_NUMBER = frozenset({("", "Sum"), ("", "Max"), ("", "Min")})
 _FEW = 8
 """Numbers of a constant that rules of operators may read: one for each dim."""
 LEAST_COUNT = 16
@@ -160,7 +160,7 @@ def _own_operands(layers: Layers) -> tuple[int, ...]:
 
 def is_over_any_number(node: Node) -> bool:
     """Whether a node computes one thing of operands alike, however many there are."""
-    return node.identity in _OVER_ANY_NUMBER and all(value.type == node.result.type for value in node.inputs)
+    return not node.domain and node.op_type in VARIADIC and all(value.type == node.result.type for value in node.inputs)
 
 
 def runs_of_layers(

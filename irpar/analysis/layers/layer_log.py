@@ -41,7 +41,7 @@ class LayerLog:
         self.numbered = numbered
         self.program = program
         self.words = words = program.words
-        self.elsewhere = elsewhere = _Elsewhere(numbered)
+        elsewhere = _Elsewhere(numbered)
         self.tables: list[tuple[dict[str, Any], dict[str, Any], _Said, _Said]] = [
             (folded.decisions, {}, words.decisions, elsewhere.decisions),
             (folded.annotated, {}, words.annotation, elsewhere.annotation),
@@ -86,7 +86,7 @@ class LayerLog:
             for name, entry in table.items():
                 is_near = name in near or self.numbered.counts(name)
                 for text in _texts(entry):
-                    if self.numbered.is_in(text) if is_near else self.program.names_own(text, self.numbered):
+                    if self.program.is_of_one_layer(text, self.numbered, is_near=is_near):
                         raise NotAlike(f"%{name} is explained with a value of one layer")
 
     def write(self) -> None:

@@ -155,19 +155,21 @@ class PlannedProgram:
                 yield Run(start, stop, is_before)
             start = stop
 
-    def names_own(self, text: str, numbered: NumberedNames) -> bool:
-        """Whether a text about what is elsewhere names a value of the layer, or may do so."""
+    def is_of_one_layer(self, text: str, numbered: NumberedNames, *, is_near: bool) -> bool:
+        """Whether a text names a value that is another one, or another's, with all layers, or may do so.
+
+        What is said near, of the layer and those beside it, may name no value that counts on; what is said elsewhere
+        none of the layer itself.
+        """
+        if is_near:
+            return numbered.is_in(text)
         return self.words.names_own(text) or not numbered.is_clear(text, self.graph.names.table)
 
     def check_texts(self, numbered: NumberedNames) -> None:
-        """Refuse programs in which a text names a value that is another one, or another's, with all layers.
-
-        What is said of these layers names no value that counts on; what is said elsewhere none of the layer itself.
-        """
+        """Refuse programs with nodes that are there because of one layer."""
         near = {node for part in self.parts[MODEL - 1 : MODEL + 2] for nodes in part for node in nodes}
         for node in (node for node in self.order if node.doc):
-            names_own = numbered.is_in(node.doc) if node in near else self.names_own(node.doc, numbered)
-            if names_own:
+            if self.is_of_one_layer(node.doc, numbered, is_near=node in near):
                 raise NotAlike(f"{node.title} is there because of one layer")
 
 
