@@ -60,12 +60,22 @@ class Gpu:
         stream = self.module.cuda.get_current_stream()
         found = self._counters.get(stream)
         if found is None:
-            memory = self.module.get_default_memory_pool().malloc(4 * COUNTERS)
+            memory = self._unshared(4 * COUNTERS)
             beside = self.module.cuda.Stream(non_blocking=True)  # What is captured of the stream comes too late.
             memory.memset_async(0, 4 * COUNTERS, beside)
             beside.synchronize()
             found = self._counters[stream] = self.module.ndarray((COUNTERS,), np.uint32, memory)
         return found
+
+    def _unshared(self, size: int) -> Any:
+        """Memory of no pool: what a pool gives may still be written by what was asked for before, on another stream."""
+        cuda = self.module.cuda
+        try:
+            memory = cuda.Memory(size)
+        except cuda.runtime.CUDARuntimeError:
+            self.module.get_default_memory_pool().free_all_blocks()
+            memory = cuda.Memory(size)
+        return cuda.MemoryPointer(memory, 0)
 
     def function(self, program: Program, name: str) -> Any:
         """A function of a program, compiled when it is first asked for; CuPy keeps on disk what it compiled.

@@ -90,6 +90,8 @@ def test_numbers_without_a_c_type_are_refused(cupy: Any, number: Any) -> None:
 
 
 def test_each_stream_has_counters(cupy: Any) -> None:
+    """In memory of no pool; what the pool has in store is given back where there is no other."""
+
     class Stream:
         def __init__(self, non_blocking: bool = True) -> None:
             self.waits = 0
@@ -97,20 +99,30 @@ def test_each_stream_has_counters(cupy: Any) -> None:
         def synchronize(self) -> None:
             self.waits += 1
 
-    class Memory(SimpleNamespace):
+    class FullError(Exception):
+        pass
+
+    class Pointer(SimpleNamespace):
         def memset_async(self, value: int, size: int, stream: Stream) -> None:
             self.told = (value, size, stream)
 
-    streams, made = [Stream(), Stream()], []
-    cupy.get_default_memory_pool = lambda: SimpleNamespace(
-        malloc=lambda size: made.append(Memory(size=size)) or made[-1]
-    )
+    streams, made, freed = [Stream(), Stream()], [], []
+
+    def memory(size: int) -> int:
+        if not freed:
+            raise FullError
+        return size
+
+    cupy.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: freed.append(1))
     cupy.ndarray = lambda shape, dtype, memory: (shape, dtype, memory)
-    cupy.cuda.Stream = Stream
+    cupy.cuda.Stream, cupy.cuda.Memory = Stream, memory
+    cupy.cuda.runtime = SimpleNamespace(CUDARuntimeError=FullError)
+    cupy.cuda.MemoryPointer = lambda size, offset: made.append(Pointer(size=size)) or made[-1]
     gpu, found = Gpu(cupy), []
     for stream in (streams[0], streams[1], streams[0]):
         cupy.cuda.get_current_stream = lambda stream=stream: stream
         found.append(gpu.counters())
+    assert freed == [1]
     assert found[0] is found[2]
     assert [counters[2] for counters in found[:2]] == made
     for memory in made:

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,15 +117,46 @@ def test_nobody_is_to_blame_where_nccl_does_not_connect_who_all_came() -> None:
     release = threading.Event()
 
     def connect_too_late(group: Any, rank: int) -> None:
-        group.cupy.cuda.nccl.NcclCommunicator = lambda *_: release.wait(5)
-        meet(group, rank)
+        def wait(*_: object) -> None:
+            release.wait(5)
+            raise RuntimeError("NCCL_ERROR_REMOTE_ERROR")
+
+        group.cupy.cuda.nccl.NcclCommunicator = wait
+        try:
+            meet(group, rank)
+        finally:
+            release.set()
 
     raised = run_pair(connect_too_late, 0.3).raised
-    release.set()
     assert set(raised) == {0, 1}
     for error in raised.values():
         assert not isinstance(error, PeerError)
         assert str(error).startswith("NCCL did not connect the ranks of collective 0 in 0.3 s, though all came to it")
+
+
+def test_what_nccl_still_connects_for_a_run_that_failed_is_waited_for_and_aborted() -> None:
+    connects = threading.Event()
+
+    def fail_while_it_connects(group: Any, rank: int) -> None:
+        def slow(*_: object) -> Any:
+            connects.set()
+            time.sleep(0.3)
+            return SimpleNamespace(abort=lambda: group.cupy.calls.append(("abort", "late")))
+
+        def fail(*_: object) -> None:
+            connects.wait(5)
+            group.abort("the disk is gone")
+            raise RunError("the disk is gone", do="")
+
+        if rank == 0:
+            group.cupy.cuda.nccl.NcclCommunicator = slow
+        else:
+            group._connect = fail
+        meet(group, rank)
+
+    found = run_pair(fail_while_it_connects, 5.0)
+    assert str(found.raised[0]) == "rank 1 (x=1) failed: the disk is gone"
+    assert found.calls[0] == [("abort", "late")]
 
 
 def test_a_member_that_went_on_is_told_of_and_not_blamed() -> None:

@@ -53,6 +53,8 @@ _PAUSE_SECONDS = 5e-5
 _DESTROY_SECONDS = 10.0
 _ABORT_SECONDS = 0.5
 """In which NCCL has told its kernels to end."""
+_CONNECT_SECONDS = 5.0
+"""In which NCCL is done connecting ranks, or sees that one is gone; for a rank that hangs it waits without a bound."""
 _BLAME_SECONDS = 1.0
 """How much later than NCCL's own error a peer's end may show."""
 
@@ -101,7 +103,8 @@ class NcclGroup(WiredGroup):
         self._communicators: dict[tuple[int, ...], Any] = {}
         self._graphs: WeakSet[Any] = WeakSet()
         self._has_failed = False
-        atexit.register(self._abandon)
+        self._connecting: tuple[threading.Thread, list[Any]] | None = None
+        atexit.register(self._end_failed)
 
     @classmethod
     def join(cls, mesh: Mesh, seconds: float) -> Self:
@@ -133,9 +136,9 @@ class NcclGroup(WiredGroup):
 
     def close(self) -> None:
         """See `Group.close`; communicators of a run that failed are aborted, since peers may never come to end them."""
-        atexit.unregister(self._abandon)
+        atexit.unregister(self._end_failed)
         if self._has_failed or self.control.is_broken:
-            self._abandon()
+            self._end_failed()
         else:
             self.control.leave()  # Nobody ends a communicator that another still uses.
             self._let_graphs_go()
@@ -351,6 +354,7 @@ class NcclGroup(WiredGroup):
                 made.append(error)
 
         thread = threading.Thread(target=make, name="irpar-nccl-connect", daemon=True)
+        self._connecting = (thread, made)
         deadline = time.monotonic() + self.seconds
         thread.start()
         while thread.is_alive():
@@ -359,9 +363,22 @@ class NcclGroup(WiredGroup):
             self.control.check()
             if time.monotonic() > deadline and thread.is_alive():
                 raise self._unconnected(meeting)
+        self._connecting = None
         if isinstance(made[0], BaseException):
             raise made[0]
         return made[0]
+
+    def _end_failed(self) -> None:
+        """Abandon what is under way, and see NCCL done: a process that ends while it connects may end in a crash."""
+        self._abandon()
+        if self._connecting is None:
+            return
+        thread, made = self._connecting
+        thread.join(_CONNECT_SECONDS)
+        for communicator in made:
+            if not isinstance(communicator, BaseException):
+                communicator.abort()
+        self._connecting = None
 
     def _abandon(self) -> None:
         """Let the device end what it waits for; this does not wait for peers.
