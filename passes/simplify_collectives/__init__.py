@@ -154,12 +154,17 @@ def _may_repeat(graph: Graph) -> bool:
 
 
 def _look(value: Value, steps: int) -> Hashable:
-    """What is equal for equal values: numbers by their type, weights and inputs themselves, results by their nodes."""
+    """What is equal for equal values: numbers by their type, weights and inputs themselves, results by their nodes.
+
+    Of what a loop gives not what it reads: that is as long for each of its results.
+    """
     if value.node is None:
         is_number = value.is_constant and value.is_static and math.prod(value.shape) <= MAX_ELEMENTS
         return value.type if is_number else value
     if not steps:
         return value.node.op_type
+    if value.node.holds_graphs:
+        return value.node.op_type, value.index
     return value.node.op_type, value.index, *(_look(operand, steps - 1) for operand in value.node.inputs)
 
 

@@ -6,7 +6,7 @@ y = Loop(n, go, h) { body(i, go, a) -> (go, b) }      h, a, b and y are one tens
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TypeVar
 
 from irpar.analysis.cost.network import Network
@@ -110,6 +110,8 @@ class Flow:
         self._summed: dict[Value, Graph] = {}
         self.nodes: list[Node] = []
         self._views: dict[Tie, RuleView | None] = {}
+        self._tie_views: dict[Node, tuple[RuleView, ...]] = {}
+        self._reading: dict[Node, dict[Value, list[RuleView]]] = {}
         self._rules: dict[Node, RuleView | None] = {}
         self._end_ties: dict[Node, dict[int, Tie]] = {}
         self._placed: dict[Hashable, Placement] = {}
@@ -186,33 +188,35 @@ class Flow:
 
         The end of the graph has one for each state.
         """
-        if node is self.graph.return_node:
-            return self._at_end
+        if node is self.graph.return_node or node in self.ties:
+            return self._of_ties(node)
         if node.is_return:
             return ()
-        if node in self.ties:
-            return tuple(view for tie in self.ties[node] if (view := self._views[tie]) is not None)
         view = self.rule(node)
         return () if view is None else (view,)
 
     def views_reading(self, node: Node, value: Value) -> Sequence[RuleView]:
-        """Those that carry the axes of an operand; of thousands of states only its own."""
-        if node is self.graph.return_node:
-            return self._at_end_by_operand.get(value, ())
+        """Those that carry the axes of an operand; of thousands of states, or sums of a loop, only its own."""
+        if node is self.graph.return_node or node in self.ties:
+            return self._by_operand(node).get(value, ())
         return [view for view in self.views(node) if value in view.values[: view.operand_count]]
 
-    @cached_property
-    def _at_end(self) -> tuple[RuleView, ...]:
-        """A view for each state."""
-        return tuple(view for tie in self.states if (view := self._views[tie]) is not None)
+    def _of_ties(self, node: Node) -> tuple[RuleView, ...]:
+        found = self._tie_views.get(node)
+        if found is None:
+            ties = self.states if node is self.graph.return_node else self.ties[node]
+            made = (self._views[tie] for tie in ties)
+            found = self._tie_views[node] = tuple(view for view in made if view is not None)
+        return found
 
-    @cached_property
-    def _at_end_by_operand(self) -> dict[Value, list[RuleView]]:
-        found: dict[Value, list[RuleView]] = {}
-        for view in self._at_end:
-            for value in dict.fromkeys(view.values[: view.operand_count]):
-                if value is not None:
-                    found.setdefault(value, []).append(view)
+    def _by_operand(self, node: Node) -> Mapping[Value, Sequence[RuleView]]:
+        found = self._reading.get(node)
+        if found is None:
+            found = self._reading[node] = {}
+            for view in self.views(node):
+                for value in dict.fromkeys(view.values[: view.operand_count]):
+                    if value is not None:
+                        found.setdefault(value, []).append(view)
         return found
 
     def rule(self, node: Node) -> RuleView | None:

@@ -158,20 +158,44 @@ class _Watched:
                 self._made.update((value, place) for value in node.results)
 
     def _read(self, node: Node, place: int, known: Iterable[Value]) -> None:
+        given = self._given_on(node) if node.holds_graphs else None
         seen: dict[Value, None] = {}
         for value in known:
             for source in self._views[value]:
-                seen[source] = None
+                if given is None or value in given:
+                    seen[source] = None
                 read = self._reads[source]
                 read.last = place
                 if source is not value:
                     read.last_view = place
-        # What gives no array that is surely new is taken for a view.
-        if not (self._writes_out(node) or is_copy(node) or waits_for_copy(node)):
+        if not self._is_new(node):
             for value in node.results:
                 sources = tuple(source for source in seen if _may_share(value, source))
                 if sources:
                     self._views[value] = (*self._views.get(value, ()), *sources)
+
+    def _given_on(self, node: Node) -> set[Value]:
+        """What results of a node with graphs may be views of: its operands, and what these graphs give from outside.
+
+        A loop over micro-batches reads all weights, and what it gives is computed.
+        """
+        found = set(node.inputs)
+        left = [value for graph in node.nested_graphs() for value in graph.outputs]
+        looked = set(left)
+        while left:
+            value = left.pop()
+            found.add(value)
+            if value.node is None or self._is_new(value.node):
+                continue
+            inner = (result for graph in value.node.nested_graphs() for result in graph.outputs)
+            more = [each for each in (*value.node.inputs, *inner) if each not in looked]
+            looked.update(more)
+            left += more
+        return found
+
+    def _is_new(self, node: Node) -> bool:
+        """Whether results are surely new arrays; others are taken for views."""
+        return self._writes_out(node) or is_copy(node) or waits_for_copy(node)
 
     def _writes_out(self, node: Node) -> bool:
         """As the function of that name; of an operator the table of kernels is asked once."""

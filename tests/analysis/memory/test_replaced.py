@@ -64,6 +64,37 @@ def test_else_there_is_a_second_copy(changes: list[tuple[str, str]], left: dict[
     assert names(step(*changes)) == left
 
 
+LOOPED = """
+graph @step(%xs: f32[4, 256], %start: f32[256], %c: bool[], state parameter %w: f32[256]) -> (%loss, %w_1 replaces %w) opset 21 {
+  %g = Scan(%start, %xs) {body=graph(%sum: f32[256], %x: f32[256]) -> (%given) {
+    %h = Mul(%x, %w) {| phase=forward} : f32[256]
+    %given = Add(%sum, %h) {| phase=backward} : f32[256]
+  }, num_scan_inputs=1 | phase=backward} : f32[256]
+  %loss = ReduceSum(%g) {keepdims=0 | phase=forward} : f32[]
+  %w_1 = Sub(%w, %g) {| phase=optimizer} : f32[256]
+}
+"""
+SUM = "%given = Add(%sum, %h) {| phase=backward}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ([], {"w_1": "w"}),
+        ([(SUM, "%given = Identity(%w)")], {}),
+        ([("Scan(%start", "Scan(%w")], {}),
+        ([(SUM, "%v = Identity(%w) : f32[256]\n    %given = Identity(%v)")], {}),
+        ([(SUM, "%given = If(%c) {then_branch=graph() -> (%w) {\n    }, else_branch=graph() -> (%n) {\n      %n = Neg(%h) : f32[256]\n    }}")], {}),
+        ([(SUM, "%given = If(%c) {then_branch=graph() -> (%m) {\n      %m = Neg(%w) : f32[256]\n    }, else_branch=graph() -> (%n) {\n      %n = Neg(%h) : f32[256]\n    }}")], {"w_1": "w"}),
+    ],
+    ids=["computed", "given on", "where it starts", "a view of a view", "of one branch", "computed in branches"],
+)  # fmt: skip
+def test_what_a_loop_gives_may_be_a_view_of_what_its_body_gives_on(
+    changes: list[tuple[str, str]], found: dict[str, str]
+) -> None:
+    assert names(step(*changes, text=LOOPED)) == found
+
+
 def test_what_nodes_read_is_found_once_for_all_orders() -> None:
     graph = step(WITH_LATER, (LAST, LAST + "  %late = Neg(%w) : f32[256]\n"))
     reads = reads_of(graph)
