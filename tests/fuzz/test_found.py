@@ -150,7 +150,12 @@ def loop_without_body(made):
     next(one for one in made.graph.node if one.op_type == "Reshape").op_type = "Loop"
 
 
+def no_permutation(made):
+    del next(one for one in made.graph.node if one.op_type == "Transpose").attribute[0].ints[2:]
+
+
 PARTS = {
+    "attribute perm=[0, 2] is no permutation of the 4 dims": no_permutation,
     "Add is malformed: it has 2 results, Add has 1": two_results,
     "Loop is malformed": loop_without_body,
     "runs over axes that cannot be": axes_of_bytes,

@@ -68,8 +68,9 @@ class Views:
 
     def _permute(self, node: Node) -> None:
         layout = self._layout(node.inputs[0])
-        if layout is not None:
-            self._layouts[node.result] = layout.transpose(ints_attribute(node, "perm"))
+        perm = ints_attribute(node, "perm")
+        if layout is not None and sorted(perm) == list(range(layout.ndim)):  # Else the kernel refuses it.
+            self._layouts[node.result] = layout.transpose(perm)
 
 
 def _gives_views(node: Node) -> bool:
