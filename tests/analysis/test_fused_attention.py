@@ -150,6 +150,54 @@ def test_what_is_done_to_scores(before: str, attributes: str) -> None:
     assert fused(SCORES + before + WEIGHTED) == f"%y = Attention(%q, %k, %v) {attributes} : f32[2, 3, 8, 24]"
 
 
+PLACES = "[0, 1, 2, 3, 4, 5, 6, 7]"
+COMPARED = f"""
+    %n = constant : i64[8] {PLACES}
+    %r = constant : i64[8, 1] [{", ".join(f"[{n}]" for n in range(8))}]
+    %c = constant : i64[1, 8] [{PLACES}]
+    %axis = constant : i64[1] [1]
+    %zero = constant : f32[] 0.0
+    %low = constant : f32[] -1e9
+    %off = constant : f32[] -inf
+"""
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "%b = GreaterOrEqual(%r, %c)\n%m = Where(%b, %zero, %low)",
+        "%b = GreaterOrEqual(%r, %n)\n%m = Where(%b, %zero, %off)",
+        "%b = LessOrEqual(%c, %r)\n%m = Where(%b, %zero, %low)",
+        "%b = Greater(%c, %r)\n%m = Where(%b, %low, %zero)",
+        "%b = Less(%r, %c)\n%m = Where(%b, %off, %zero)",
+        "%g = Greater(%c, %r)\n%b = Not(%g)\n%m = Where(%b, %zero, %low)",
+        "%u = Unsqueeze(%n, %axis)\n%b = GreaterOrEqual(%u, %c)\n%m = Where(%b, %zero, %low)",
+    ],
+)
+def test_causal_masks_that_are_computed_of_places(mask: str) -> None:
+    causal = "%y = Attention(%q, %k, %v) {scale=1.0, is_causal=1} : f32[2, 3, 8, 24]"
+    assert fused(COMPARED + mask + SCORES + "%s_ = Add(%s, %m)" + WEIGHTED).endswith(causal)
+    chosen = mask.rpartition("\n")[0] + SCORES + "%s_ = Where(%b, %s, %off)" + WEIGHTED
+    if "zero, %" in mask:
+        assert fused(COMPARED + chosen).endswith(causal)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        "%b = GreaterOrEqual(%c, %r)\n%m = Where(%b, %zero, %low)",
+        "%b = GreaterOrEqual(%r, %c)\n%m = Where(%b, %low, %zero)",
+        "%b = Greater(%r, %c)\n%m = Where(%b, %zero, %low)",
+        "%b = Equal(%r, %c)\n%m = Where(%b, %zero, %low)",
+        "%t = Mul(%n, %n)\n%b = GreaterOrEqual(%r, %t)\n%m = Where(%b, %zero, %low)",
+        "%b = GreaterOrEqual(%r, %c)\n%m = Where(%b, %zero, %few)",
+    ],
+)
+def test_other_masks_of_places(mask: str) -> None:
+    found = fused(COMPARED + "%few = constant : f32[] -1.0\n" + mask + SCORES + "%s_ = Add(%s, %m)" + WEIGHTED)
+    assert "Attention(%q, %k, %v, %m) {scale=1.0} :" in found
+
+
 def test_flags() -> None:
     inputs = "%q: f32[2, 3, 8, 16], %k: f32[2, 3, 8, 16], %v: f32[2, 3, 8, 24], %m: bool[2, 1, 8, 8]"
     low = "%low = constant : f32[] -inf\n"

@@ -169,9 +169,9 @@ class Finder:
             if scores is None or mask is None or not leads_to_product(scores, self.inside):
                 continue
             flags = self._flags(mask)
-            if flags is not None:
-                self._hide(*flags)
-            elif is_causal_numbers(mask):
+            if flags is not None and flags[2] == -math.inf:
+                self._hide(*flags[:2])
+            elif is_causal_numbers(mask) or (flags is not None and is_causal_flags(*flags[:2])):
                 self.finite.append(Masked(mask))
             else:
                 self.masks.append(Masked(mask))
@@ -196,16 +196,17 @@ class Finder:
             self.masks.append(mask)
         return True
 
-    def _flags(self, mask: Value) -> tuple[Value, bool] | None:
-        """The condition of a Where between zero and minus infinity, and whether it hides where it holds."""
+    def _flags(self, mask: Value) -> tuple[Value, bool, float] | None:
+        """The condition of a Where between zero and a low number, whether it hides where it holds, and that number."""
         node = mask.node
         if node is None or node not in self.inside or node.identity != ("", "Where"):
             return None
         condition, first, second = node.operands
         numbers = number_of(first), number_of(second)
-        if condition is None or numbers not in ((0, -math.inf), (-math.inf, 0)):
+        low = next((number for number in numbers if number is not None and number <= LOW), None)
+        if condition is None or low is None or 0 not in numbers:
             return None
-        return condition, numbers[0] != 0
+        return condition, numbers[0] != 0, low
 
     def _hide(self, flags: Value, negated: bool) -> None:
         """Note that flags hide keys; those of both a causal mask and another are told apart."""

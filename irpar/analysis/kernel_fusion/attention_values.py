@@ -177,10 +177,46 @@ def _squared(value: Value) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 def is_causal_flags(value: Value, negated: bool) -> bool:
     """Whether flags are set, or not set, for the keys up to each query's place."""
+    if value.node is not None:
+        return _compares_places(value.node, negated)
     if value.data is None or value.data.dtype is not DType.BOOL:
         return False
     flags = _squared(value)
     return flags is not None and np.array_equal(flags != negated, np.tri(len(flags), dtype=bool))
+
+
+_COMPARED = {"GreaterOrEqual": (0, False), "LessOrEqual": (1, False), "Less": (0, True), "Greater": (1, True)}
+"""Comparisons that make causal flags: which operand counts queries, and whether those of hidden keys are set."""
+
+
+def _compares_places(node: Node, negated: bool) -> bool:
+    """Whether a comparison of the places of queries and keys makes causal flags.
+
+    rows : [n, 1]    columns : [1, n]    GreaterOrEqual(rows, columns), both the same rising numbers
+    """
+    if node.identity == ("", "Not"):
+        return node.inputs[0].node is not None and _compares_places(node.inputs[0].node, not negated)
+    place, is_hidden = _COMPARED.get(node.op_type, (0, not negated)) if not node.domain else (0, not negated)
+    if is_hidden != negated:
+        return False
+    rows, columns = _numbers(node.inputs[place]), _numbers(node.inputs[1 - place])
+    if rows is None or columns is None or rows.size < 2:
+        return False
+    shapes = [(1,) * (2 - given.ndim) + given.shape for given in (rows, columns)]
+    count = rows.size
+    is_square = shapes[0][-2:] == (count, 1) and shapes[1][-2:] == (1, count) and columns.size == count
+    return is_square and np.array_equal(rows.ravel(), columns.ravel()) and bool((np.diff(rows.ravel()) > 0).all())
+
+
+def _numbers(value: Value) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None":
+    """Integers that are the same on all ranks, also of another shape than the constant that they are."""
+    source = value
+    while source.node is not None and source.node.identity in (("", "Unsqueeze"), ("", "Reshape"), ("", "Identity")):
+        source = source.node.inputs[0]
+    data = replicated_data(source)
+    if data is None or not data.dtype.is_index or not value.is_static:
+        return None
+    return data.numpy().reshape(value.shape)
 
 
 def shows_every_query(value: Value, negated: bool) -> bool:

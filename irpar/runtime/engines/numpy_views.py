@@ -68,7 +68,7 @@ class Views:
 
     def _permute(self, node: Node) -> None:
         layout = self._layout(node.inputs[0])
-        perm = ints_attribute(node, "perm")
+        perm = ints_attribute(node, "perm") or ()
         if layout is not None and sorted(perm) == list(range(layout.ndim)):  # Else the kernel refuses it.
             self._layouts[node.result] = layout.transpose(perm)
 
