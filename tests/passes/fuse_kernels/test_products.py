@@ -48,6 +48,14 @@ def test_a_product_takes_its_bias_and_gelu_by_tanh(check_golden: Any, lines: tup
     )
 
 
+@pytest.mark.parametrize(("dtype", "root", "cubic"), [("bf16", 0.796875, 0.044677734), ("f16", 0.7978516, 0.044708252)])
+def test_a_gelu_has_the_digits_of_its_constants(check_golden: Any, dtype: str, root: float, cubic: float) -> None:
+    lines = [line.replace("0.7978845608028654", f"{root}").replace("0.044715", f"{cubic}") for line in GELUS[1]]
+    before = graph(PRODUCT, BIAS, *lines, takes=TAKES)
+    after = graph('%y = irpar.FusedMatMul(%x, %w, %b) {activation="gelu_tanh"} : f32[64, 8]', takes=TAKES)
+    check_golden("fuse-kernels,dce", *(text.replace("f32", dtype) for text in (before, after)))
+
+
 @pytest.mark.parametrize("reads_bias", [True, False])
 def test_a_product_takes_its_bias_and_residual(check_golden: Any, reads_bias: bool) -> None:
     before = (
