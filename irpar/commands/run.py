@@ -241,10 +241,11 @@ def _inputs(partition: "Partition", inputs: Mapping[str, Any] | None) -> Mapping
     if not needed:
         return {}
     names = ", ".join(f"{spec['name']} {spec['dtype']}{spec['shape']}" for spec in needed)
+    trains = "" if partition.plan.training is None else "train: --data DATA --steps N; or run one step, and "
     raise IrparError(
         "the program takes inputs, and none are given",
         notes=(f"inputs: {names}",),
-        do="give them: --inputs in.npz, or --input NAME=VALUE",
+        do=f"{trains}give them: --inputs in.npz, or --input NAME=VALUE",
     )
 
 

@@ -14,6 +14,7 @@ from irpar.ir.state import LOSS
 from irpar.sharding import option, spelled
 from irpar.units import count_text
 
+from .masks import masks_among
 from .micro_batches import SAMPLE_COUNT
 from .settings import Settings
 
@@ -112,7 +113,7 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
 
     model = clone_module(module) if settings.short_batches else None
     parameters, found = with_loss(module, settings)
-    notes = list(found)
+    notes = [*found, *map(_mask_note, masks_among(parameters))]
     classes = _classes(module.graph, settings)
     TrainingMode(settings.freeze_statistics, settings.seed, settings.dropout).run(module)
     normalise(module, parameters)
@@ -176,6 +177,12 @@ def _trained_note(module: Module) -> str:
     trained = [value for value, state in graph.states.items() if state.is_trained]
     numbers = sum(math.prod(value.tensor_type.static_shape) for value in trained if value.is_static)
     return f"trains {count_text(len(trained), 'tensor')} of {numbers:,} numbers"
+
+
+def _mask_note(name: str) -> str:
+    """A line about what looks like a mask."""
+    freeze = spelled(f"--freeze {name}", f'freeze=["{name}"]')
+    return f"%{name} is trained, and only added to what a Softmax takes: if it is a mask, keep it with {freeze}"
 
 
 def _keep_loss(graph: Graph) -> None:

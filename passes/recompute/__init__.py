@@ -26,6 +26,9 @@ from irpar.units import GIGABYTE, bytes_text, count_text, gigabytes_option
 
 __all__ = ["Recompute"]
 
+_LITTLE = 0.1
+"""Of the peak: so much should be lowered by what takes time."""
+
 
 @dataclass(frozen=True)
 class Recompute(Pass):
@@ -94,7 +97,14 @@ class Recompute(Pass):
             f"{count_text(count, 'node')} computed again: ranks hold {bytes_text(after)} instead of "
             f"{bytes_text(before)}, for {100 * more / max(cost, 1):.1f} % more time"
         )
-        if after >= before:
+        wide = self._wide(module) if before - after < _LITTLE * before else None
+        if wide is not None:
+            facts = (
+                *facts,
+                "that lowers little: where a pattern names whole layers, what one gives to the next is computed again "
+                f'too, from the first layer on; "{wide}/*" names what is inside of them',
+            )
+        elif after >= before:
             facts = (*facts, "that lowers nothing, for the peak is elsewhere: irpar explain OUT --memory says where")
         return PassResult(True, notes=(note, *facts), statistics={"recomputed": count, "saved bytes": before - after})
 
@@ -130,9 +140,15 @@ class Recompute(Pass):
             return programs
         return [of_program(graph, costs.of_node, lambda node: False) for graph in module.graphs]
 
+    def _wide(self, module: Module) -> str | None:
+        """A pattern that names more than what is inside of scopes."""
+        names = _names(module)
+        wide = (pattern for pattern in self.match if not pattern.endswith("/*"))
+        return next((pattern for pattern in wide if matching_names(f"{pattern}/*", names)), None)
+
     def _matched(self, module: Module, programs: Sequence[Program]) -> list[Schedules]:
         """Schedules that save nothing of what matches."""
-        names = dict.fromkeys(name for graph in module.graphs for node in graph.walk() for name in names_of(node))
+        names = _names(module)
         chosen: set[str] = set()
         for pattern in self.match:
             found = matching_names(pattern, names)
@@ -194,6 +210,11 @@ class Recompute(Pass):
             notes=(f"the least that was found holds {least:,} bytes ({bytes_text(least)})",),
             do=f"give a budget of at least {least:,} bytes, {option}, or more seconds to search",
         )
+
+
+def _names(module: Module) -> dict[str, None]:
+    """What patterns may name."""
+    return dict.fromkeys(name for graph in module.graphs for node in graph.walk() for name in names_of(node))
 
 
 def _why_none(module: Module) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from irpar import models
 from irpar.analysis.recompute_said import RecomputeSaid, say_recompute
 from irpar.annotations.mindspore import hsdp
 from irpar.onnx_io import save
@@ -39,6 +40,20 @@ def test_a_run_has_the_same_losses(network: Path, tmp_path: Path, capsys: Captur
         assert call(capsys, *run)[0] == 0
         losses.append([json.loads(line).get("loss") for line in metrics.read_text().splitlines()])
     assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_pattern_of_whole_layers_that_lowers_little(tmp_path: Path, capsys: Capture) -> None:
+    models.save(tmp_path / "gpt.onnx", "gpt", layers=3)
+    _, wide, _ = train(capsys, tmp_path / "gpt.onnx", "wide", "--recompute", "h.*")
+    assert "that lowers little" in wide
+    assert '"h.*/*" names what is inside of them' in wide
+    _, inside, _ = train(capsys, tmp_path / "gpt.onnx", "inside", "--recompute", "h.*/*")
+    assert "computed again: ranks hold" in inside
+    assert "that lowers little" not in inside
+    _, node, _ = train(capsys, tmp_path / "gpt.onnx", "node", "--recompute", "/h.0/mlp/act/Tanh")
+    assert "that lowers little" not in node
+    said = refused(capsys, "the program takes inputs, and none are given", "run", tmp_path / "wide")
+    assert "do: train: --data DATA --steps N" in said
 
 
 def test_the_loop_over_micro_batches_is_looked_into(network: Path, tmp_path: Path, capsys: Capture) -> None:
