@@ -68,13 +68,20 @@ class Gpu:
         return found
 
     def _unshared(self, size: int) -> Any:
-        """Memory of no pool: what a pool gives may still be written by what was asked for before, on another stream."""
+        """Memory of no pool: kernels that the stream has yet to run may still write what a pool gives.
+
+        Raises:
+            MemoryError: there is none left.
+        """
         cuda = self.module.cuda
         try:
             memory = cuda.Memory(size)
         except cuda.runtime.CUDARuntimeError:
             self.module.get_default_memory_pool().free_all_blocks()
-            memory = cuda.Memory(size)
+            try:
+                memory = cuda.Memory(size)
+            except cuda.runtime.CUDARuntimeError as error:
+                raise MemoryError(f"no {size:,} bytes are left on the device") from error
         return cuda.MemoryPointer(memory, 0)
 
     def function(self, program: Program, name: str) -> Any:

@@ -177,9 +177,19 @@ COMPARED = f"""
 def test_causal_masks_that_are_computed_of_places(mask: str) -> None:
     causal = "%y = Attention(%q, %k, %v) {scale=1.0, is_causal=1} : f32[2, 3, 8, 24]"
     assert fused(COMPARED + mask + SCORES + "%s_ = Add(%s, %m)" + WEIGHTED).endswith(causal)
-    chosen = mask.rpartition("\n")[0] + SCORES + "%s_ = Where(%b, %s, %off)" + WEIGHTED
-    if "zero, %" in mask:
-        assert fused(COMPARED + chosen).endswith(causal)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "%b = GreaterOrEqual(%r, %c)\n%s_ = Where(%b, %s, %off)",
+        "%b = Greater(%c, %r)\n%s_ = Where(%b, %off, %s)",
+        "%b = Less(%r, %n)\n%s_ = Where(%b, %low, %s)",
+    ],
+)
+def test_scores_that_places_choose(chosen: str) -> None:
+    causal = "%y = Attention(%q, %k, %v) {scale=1.0, is_causal=1} : f32[2, 3, 8, 24]"
+    assert fused(COMPARED + SCORES + chosen + WEIGHTED).endswith(causal)
 
 
 @pytest.mark.parametrize(
@@ -191,11 +201,54 @@ def test_causal_masks_that_are_computed_of_places(mask: str) -> None:
         "%b = Equal(%r, %c)\n%m = Where(%b, %zero, %low)",
         "%t = Mul(%n, %n)\n%b = GreaterOrEqual(%r, %t)\n%m = Where(%b, %zero, %low)",
         "%b = GreaterOrEqual(%r, %c)\n%m = Where(%b, %zero, %few)",
+        "%b = GreaterOrEqual(%r, %later)\n%m = Where(%b, %zero, %low)",
+        "%b = GreaterOrEqual(%falling, %fallen)\n%m = Where(%b, %zero, %low)",
+        "%b = GreaterOrEqual(%same, %sames)\n%m = Where(%b, %zero, %low)",
+        "%b = GreaterOrEqual(%wrapped, %wraps)\n%m = Where(%b, %zero, %low)",
+        "%b = GreaterOrEqual(%floats, %float)\n%m = Where(%b, %zero, %low)",
+        "%b = GreaterOrEqual(%one, %c)\n%m = Where(%b, %zero, %low)",
     ],
 )
 def test_other_masks_of_places(mask: str) -> None:
-    found = fused(COMPARED + "%few = constant : f32[] -1.0\n" + mask + SCORES + "%s_ = Add(%s, %m)" + WEIGHTED)
-    assert "Attention(%q, %k, %v, %m) {scale=1.0} :" in found
+    few = "%few = constant : f32[] -1.0\n%one = constant : i64[1, 1] [[3]]\n"
+    lists = {
+        "falling": [*range(8, 0, -1)],
+        "same": [0, 1, 1, 2, 3, 4, 5, 6],
+        "wrapped": [2**63 - 1, *range(-(2**63), -(2**63) + 7)],
+        "floats": [*map(float, range(8))],
+    }
+    for (name, rows), other in zip(lists.items(), ("fallen", "sames", "wraps", "float"), strict=True):
+        dtype = "f32" if name == "floats" else "i64"
+        few += f"%{name} = constant : {dtype}[8, 1] {[[row] for row in rows]}\n"
+        few += f"%{other} = constant : {dtype}[1, 8] {[rows]}\n"
+    few += f"%later = constant : i64[1, 8] {[[*range(1, 9)]]}\n"
+    found = fused(COMPARED + few + mask + SCORES + "%s_ = Add(%s, %m)" + WEIGHTED)
+    assert "is_causal" not in found
+    assert "%m = " in found
+
+
+def test_blocks_of_places_make_no_causal_mask() -> None:
+    module = parse_module(
+        """
+        mesh @m = ["x"=2, "y"=2]
+        graph local @g(%q: f32[2, 3, 4, 16] of [2, 3, 4, 16], %k: f32[2, 3, 4, 16] of [2, 3, 4, 16], %v: f32[2, 3, 4, 16] of [2, 3, 4, 16]) -> (%y) opset 23 ranks [0, 1, 2, 3] {
+          %r = constant : i64[4, 1] of [8@x, 1] whole [[0], [1], [2], [3], [4], [5], [6], [7]]
+          %c = constant : i64[1, 4] of [1, 8@y] whole [[0, 1, 2, 3, 4, 5, 6, 7]]
+          %zero = constant : f32[] of [] 0.0
+          %low = constant : f32[] of [] -1e9
+          %b = GreaterOrEqual(%r, %c) : bool[4, 4] of [4, 4]
+          %m = Where(%b, %zero, %low) : f32[4, 4] of [4, 4]
+          %kt = Transpose(%k) {perm=[0, 1, 3, 2]} : f32[2, 3, 16, 4] of [2, 3, 16, 4]
+          %s = MatMul(%q, %kt) : f32[2, 3, 4, 4] of [2, 3, 4, 4]
+          %a = Add(%s, %m) : f32[2, 3, 4, 4] of [2, 3, 4, 4]
+          %p = Softmax(%a) {axis=-1} : f32[2, 3, 4, 4] of [2, 3, 4, 4]
+          %y = MatMul(%p, %v) : f32[2, 3, 4, 16] of [2, 3, 4, 16]
+        }
+        """
+    )
+    fuse(module.graph)
+    (attention,) = (node for node in module.graph if node.op_type == "Attention")
+    assert "is_causal" not in attention.attributes
 
 
 def test_flags() -> None:

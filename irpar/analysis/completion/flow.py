@@ -188,7 +188,7 @@ class Flow:
 
         The end of the graph has one for each state.
         """
-        if node is self.graph.return_node or node in self.ties:
+        if self._has_ties(node):
             return self._of_ties(node)
         if node.is_return:
             return ()
@@ -197,9 +197,12 @@ class Flow:
 
     def views_reading(self, node: Node, value: Value) -> Sequence[RuleView]:
         """Those that carry the axes of an operand; of thousands of states, or sums of a loop, only its own."""
-        if node is self.graph.return_node or node in self.ties:
+        if self._has_ties(node):
             return self._by_operand(node).get(value, ())
         return [view for view in self.views(node) if value in view.values[: view.operand_count]]
+
+    def _has_ties(self, node: Node) -> bool:
+        return node is self.graph.return_node or node in self.ties
 
     def _of_ties(self, node: Node) -> tuple[RuleView, ...]:
         found = self._tie_views.get(node)

@@ -246,7 +246,8 @@ class Refinement:
             return self._look(node, 0), *looks
         view = self.flow.rule(node) if self._may_change(node) else None
         kind = node.op_type if view is None else view.rule, node.strategy
-        return kind, tuple(self._look_of(value) for value in (*node.operands, *node.results))
+        values_look = tuple(self._look_of(value) for value in (*node.operands, *node.results))
+        return kind, self.flow.usual_trips_of(node.graph), values_look
 
     def _look_of(self, value: Value | None) -> int | None:
         if value is None:

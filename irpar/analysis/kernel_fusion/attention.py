@@ -169,9 +169,9 @@ class Finder:
             if scores is None or mask is None or not leads_to_product(scores, self.inside):
                 continue
             flags = self._flags(mask)
-            if flags is not None and flags[2] == -math.inf:
-                self._hide(*flags[:2])
-            elif is_causal_numbers(mask) or (flags is not None and is_causal_flags(*flags[:2])):
+            if flags is not None and number_of(flags.low) == -math.inf:
+                self._hide(flags.value, flags.negated)
+            elif is_causal_numbers(mask) or (flags is not None and is_causal_flags(flags.value, flags.negated)):
                 self.finite.append(Masked(mask))
             else:
                 self.masks.append(Masked(mask))
@@ -196,17 +196,17 @@ class Finder:
             self.masks.append(mask)
         return True
 
-    def _flags(self, mask: Value) -> tuple[Value, bool, float] | None:
-        """The condition of a Where between zero and a low number, whether it hides where it holds, and that number."""
+    def _flags(self, mask: Value) -> Masked | None:
+        """What a Where between zero and a low number hides."""
         node = mask.node
         if node is None or node not in self.inside or node.identity != ("", "Where"):
             return None
         condition, first, second = node.operands
-        numbers = number_of(first), number_of(second)
-        low = next((number for number in numbers if number is not None and number <= LOW), None)
-        if condition is None or low is None or 0 not in numbers:
-            return None
-        return condition, numbers[0] != 0, low
+        for zero, low in ((first, second), (second, first)):
+            number = number_of(low)
+            if condition is not None and number_of(zero) == 0 and number is not None and number <= LOW:
+                return Masked(condition, zero is second, low)
+        return None
 
     def _hide(self, flags: Value, negated: bool) -> None:
         """Note that flags hide keys; those of both a causal mask and another are told apart."""

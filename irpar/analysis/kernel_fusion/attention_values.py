@@ -9,6 +9,8 @@ from irpar.ops.facts import ints_attribute, replicated_data
 
 from .attention_form import FLOATS, KEYS_BY_PLACES, LOW, View
 
+Numbers = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+
 
 def unexpanded(value: Value, inside: dict[Node, int]) -> Value:
     """What an Expand repeats, where a mask does that itself."""
@@ -110,12 +112,14 @@ def transposed_by_parts(node: Node, inside: dict[Node, int]) -> Value | None:
 
 
 def permutation(node: Node) -> tuple[int, ...] | None:
-    """The order in which a Transpose gives the dims of its operand."""
+    """The order in which a Transpose gives the dims of its operand; None where that is none."""
     value = node.operand(0)
     if value is None or not value.is_static:
         return None
-    order = ints_attribute(node, "perm")
-    return tuple(reversed(range(len(value.shape)))) if order is None else order
+    dims, order = range(len(value.shape)), ints_attribute(node, "perm")
+    if order is None:
+        return tuple(reversed(dims))
+    return order if sorted(order) == list(dims) else None
 
 
 def orders_of(node: Node, terms: tuple[str, str, str]) -> tuple[tuple[int, ...], ...] | None:
@@ -164,7 +168,7 @@ def factor_of(node: Node) -> tuple[Value | None, float]:
     return None, 1.0
 
 
-def _squared(value: Value) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None":
+def _squared(value: Value) -> Numbers | None:
     """A constant of queries and keys, which are as many; None for another value, and where a rank has a block of it."""
     data = replicated_data(value)
     if data is None or len(data.shape) < 2:
@@ -186,7 +190,7 @@ def is_causal_flags(value: Value, negated: bool) -> bool:
 
 
 _COMPARED = {"GreaterOrEqual": (0, False), "LessOrEqual": (1, False), "Less": (0, True), "Greater": (1, True)}
-"""Comparisons that make causal flags: which operand counts queries, and whether those of hidden keys are set."""
+"""Comparisons that make causal flags: which operand counts queries, and whether flags are set for hidden keys."""
 
 
 def _compares_places(node: Node, negated: bool) -> bool:
@@ -196,27 +200,28 @@ def _compares_places(node: Node, negated: bool) -> bool:
     """
     if node.identity == ("", "Not"):
         return node.inputs[0].node is not None and _compares_places(node.inputs[0].node, not negated)
-    place, is_hidden = _COMPARED.get(node.op_type, (0, not negated)) if not node.domain else (0, not negated)
-    if is_hidden != negated:
+    found = None if node.domain else _COMPARED.get(node.op_type)
+    if found is None or found[1] != negated:
         return False
-    rows, columns = _numbers(node.inputs[place]), _numbers(node.inputs[1 - place])
-    if rows is None or columns is None or rows.size < 2:
+    rows, columns = _numbers(node.inputs[found[0]]), _numbers(node.inputs[1 - found[0]])
+    if rows is None or columns is None:
         return False
-    shapes = [(1,) * (2 - given.ndim) + given.shape for given in (rows, columns)]
-    count = rows.size
-    is_square = shapes[0][-2:] == (count, 1) and shapes[1][-2:] == (1, count) and columns.size == count
-    return is_square and np.array_equal(rows.ravel(), columns.ravel()) and bool((np.diff(rows.ravel()) > 0).all())
+    numbers = rows.ravel()
+    count = numbers.size
+    is_square = rows.shape[-2:] == (count, 1) and columns.shape[-1:] == (count,) and columns.size == count
+    is_rising = count > 1 and bool((numbers[1:] > numbers[:-1]).all())
+    return is_square and is_rising and np.array_equal(numbers, columns.ravel())
 
 
-def _numbers(value: Value) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None":
-    """Integers that are the same on all ranks, also of another shape than the constant that they are."""
+def _numbers(value: Value) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None":
+    """Integers of a constant that all ranks have in full, perhaps in another shape."""
     source = value
     while source.node is not None and source.node.identity in (("", "Unsqueeze"), ("", "Reshape"), ("", "Identity")):
         source = source.node.inputs[0]
     data = replicated_data(source)
-    if data is None or not data.dtype.is_index or not value.is_static:
+    if data is None or not data.dtype.is_index or not value.is_static or math.prod(value.shape) != data.size:
         return None
-    return data.numpy().reshape(value.shape)
+    return data.numpy().astype(np.int64).reshape(value.shape)
 
 
 def shows_every_query(value: Value, negated: bool) -> bool:

@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 _PROBES = 64
 _SMOOTH = frozenset(("Add", "Div", "Gelu", "Mul", "Neg", "Pow", "Sigmoid", "Sub", "Tanh"))
 """What sums and Gelus are made of. Other operators may differ where nothing is tried, as a Min that only limits."""
-_NEAR = {DType.F16: 3e-4, DType.BF16: 3e-4, DType.F32: 1e-5, DType.F64: 1e-5}
+_NEAR = {DType.F16: 3e-5, DType.BF16: 3e-4, DType.F32: 1e-5, DType.F64: 1e-5}
 """How far results of what is tried may be apart, of which constants have a dtype's digits."""
 
 
@@ -136,7 +136,7 @@ def _what_is_done(lines: tuple[str, ...], roles: tuple[Role, ...], dtype: DType)
     if (np.abs(found - total) < near).all():
         return "none"
     if any(step.op_type == "Gelu" and step.attribute("approximate") == "none" for step in steps):
-        return None  # It is nearer to that by tanh than the constants of bfloat16 are to real ones.
+        return None  # Within bfloat16's bound it would pass for the one by tanh.
     return "gelu_tanh" if (np.abs(found - _gelu_by_tanh(total)) < near).all() else None
 
 

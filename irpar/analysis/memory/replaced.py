@@ -161,8 +161,9 @@ class _Watched:
         given = self._given_on(node) if node.holds_graphs else None
         seen: dict[Value, None] = {}
         for value in known:
+            is_given = given is None or value in given
             for source in self._views[value]:
-                if given is None or value in given:
+                if is_given:
                     seen[source] = None
                 read = self._reads[source]
                 read.last = place
@@ -175,23 +176,22 @@ class _Watched:
                     self._views[value] = (*self._views.get(value, ()), *sources)
 
     def _given_on(self, node: Node) -> set[Value]:
-        """What results of a node with graphs may be views of: its operands, and what these graphs give from outside.
+        """What results of a node with graphs may be views of: its operands, and what its graphs give on from outside.
 
         A loop over micro-batches reads all weights, and what it gives is computed.
         """
-        found = set(node.inputs)
-        left = [value for graph in node.nested_graphs() for value in graph.outputs]
-        looked = set(left)
+        inside = {graph for nested in node.nested_graphs() for graph in nested.graphs()}
+        given = {value for graph in node.nested_graphs() for value in graph.outputs}
+        left = list(given)
         while left:
             value = left.pop()
-            found.add(value)
-            if value.node is None or self._is_new(value.node):
+            if value.node is None or value.node.graph not in inside or self._is_new(value.node):
                 continue
             inner = (result for graph in value.node.nested_graphs() for result in graph.outputs)
-            more = [each for each in (*value.node.inputs, *inner) if each not in looked]
-            looked.update(more)
+            more = {*value.node.inputs, *inner} - given
+            given |= more
             left += more
-        return found
+        return given.union(node.inputs)
 
     def _is_new(self, node: Node) -> bool:
         """Whether results are surely new arrays; others are taken for views."""

@@ -67,10 +67,10 @@ class Views:
             self._layouts[node.result] = made
 
     def _permute(self, node: Node) -> None:
-        layout = self._layout(node.inputs[0])
-        perm = ints_attribute(node, "perm") or ()
-        if layout is not None and sorted(perm) == list(range(layout.ndim)):  # Else the kernel refuses it.
-            self._layouts[node.result] = layout.transpose(perm)
+        layout, perm = self._layout(node.inputs[0]), ints_attribute(node, "perm")
+        if layout is None or (perm is not None and sorted(perm) != list(range(layout.ndim))):
+            return  # The kernel refuses what is no permutation.
+        self._layouts[node.result] = layout.transpose(perm)
 
 
 def _gives_views(node: Node) -> bool:

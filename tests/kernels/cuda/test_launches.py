@@ -40,6 +40,14 @@ class Device:
         self.attributes = {"MultiProcessorCount": 132, "MaxSharedMemoryPerBlockOptin": 232448}
 
 
+class Stream:
+    def __init__(self, non_blocking: bool = True) -> None:
+        self.waits = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(Module, "made", [])
@@ -89,15 +97,22 @@ def test_numbers_without_a_c_type_are_refused(cupy: Any, number: Any) -> None:
         Gpu(cupy).launch(PROGRAM, "f", 1, 32, (number,))
 
 
+def test_counters_that_there_is_no_room_for(cupy: Any) -> None:
+    class FullError(Exception):
+        pass
+
+    def memory(size: int) -> None:
+        raise FullError
+
+    cupy.get_default_memory_pool = lambda: SimpleNamespace(free_all_blocks=lambda: None)
+    cupy.cuda.Memory, cupy.cuda.runtime = memory, SimpleNamespace(CUDARuntimeError=FullError)
+    cupy.cuda.get_current_stream = Stream
+    with pytest.raises(MemoryError, match="no 65,536 bytes are left on the device"):
+        Gpu(cupy).counters()
+
+
 def test_each_stream_has_counters(cupy: Any) -> None:
     """In memory of no pool; what the pool has in store is given back where there is no other."""
-
-    class Stream:
-        def __init__(self, non_blocking: bool = True) -> None:
-            self.waits = 0
-
-        def synchronize(self) -> None:
-            self.waits += 1
 
     class FullError(Exception):
         pass

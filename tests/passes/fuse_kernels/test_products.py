@@ -49,7 +49,9 @@ def test_a_product_takes_its_bias_and_gelu_by_tanh(check_golden: Any, lines: tup
 
 
 @pytest.mark.parametrize(("dtype", "root", "cubic"), [("bf16", 0.796875, 0.044677734), ("f16", 0.7978516, 0.044708252)])
-def test_a_gelu_has_the_digits_of_its_constants(check_golden: Any, dtype: str, root: float, cubic: float) -> None:
+def test_a_gelu_whose_constants_have_the_digits_of_the_dtype(
+    check_golden: Any, dtype: str, root: float, cubic: float
+) -> None:
     lines = [line.replace("0.7978845608028654", f"{root}").replace("0.044715", f"{cubic}") for line in GELUS[1]]
     before = graph(PRODUCT, BIAS, *lines, takes=TAKES)
     after = graph('%y = irpar.FusedMatMul(%x, %w, %b) {activation="gelu_tanh"} : f32[64, 8]', takes=TAKES)
@@ -92,8 +94,17 @@ APART = [
 
 
 @pytest.mark.parametrize("lines", APART)
-def test_what_no_product_takes(rewritten: Any, lines: tuple[str, ...]) -> None:
-    assert "FusedMatMul" not in rewritten("fuse-kernels", graph(PRODUCT, *lines, takes=TAKES))
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_what_no_product_takes(rewritten: Any, lines: tuple[str, ...], dtype: str) -> None:
+    text = graph(PRODUCT, *lines, takes=TAKES).replace("f32", dtype)
+    assert "FusedMatMul" not in rewritten("fuse-kernels", text)
+
+
+def test_a_gelu_with_fewer_digits_than_its_dtype_is_another_function(rewritten: Any) -> None:
+    lines = [line.replace("0.7978845608028654", "0.796875").replace("0.044715", "0.044677734") for line in GELUS[1]]
+    text = graph(PRODUCT, BIAS, *lines, takes=TAKES)
+    for dtype in ("f32", "f16"):
+        assert "activation" not in rewritten("fuse-kernels", text.replace("f32", dtype))
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,9 @@ def test_ranks_that_do_not_fit_move_nothing() -> None:
     assert found.calls == {0: [], 1: []}
 
 
-def test_a_rank_that_never_connects_is_not_waited_for_without_end() -> None:
+def test_a_rank_that_never_connects_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL waits for all ranks of a communicator; here one never makes its own."""
+    monkeypatch.setattr("irpar.runtime.groups.nccl.group._CONNECT_SECONDS", 0.1)
     release = threading.Event()
 
     def hang(*_: object) -> None:

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, Self
@@ -53,8 +53,9 @@ _PAUSE_SECONDS = 5e-5
 _DESTROY_SECONDS = 10.0
 _ABORT_SECONDS = 0.5
 """In which NCCL has told its kernels to end."""
-_CONNECT_SECONDS = 5.0
-"""In which NCCL is done connecting ranks, or sees that one is gone; for a rank that hangs it waits without a bound."""
+_CONNECT_SECONDS = 1.5
+"""How long a rank that ends waits for NCCL to be done connecting: it soon sees that a rank is gone, and never that one
+hangs. Launchers end the others 2 s after the first that fails."""
 _BLAME_SECONDS = 1.0
 """How much later than NCCL's own error a peer's end may show."""
 
@@ -354,9 +355,9 @@ class NcclGroup(WiredGroup):
                 made.append(error)
 
         thread = threading.Thread(target=make, name="irpar-nccl-connect", daemon=True)
-        self._connecting = (thread, made)
         deadline = time.monotonic() + self.seconds
         thread.start()
+        self._connecting = (thread, made)
         while thread.is_alive():
             thread.join(0.005)
             self.control.pump()
@@ -373,12 +374,12 @@ class NcclGroup(WiredGroup):
         self._abandon()
         if self._connecting is None:
             return
-        thread, made = self._connecting
+        (thread, made), self._connecting = self._connecting, None
         thread.join(_CONNECT_SECONDS)
         for communicator in made:
             if not isinstance(communicator, BaseException):
-                communicator.abort()
-        self._connecting = None
+                with suppress(Exception):  # What the run failed of is to be told.
+                    communicator.abort()
 
     def _abandon(self) -> None:
         """Let the device end what it waits for; this does not wait for peers.
