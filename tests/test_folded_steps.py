@@ -1,10 +1,13 @@
 """Training steps of many equal layers, planned as a few of them: the same programs and plans as without that."""
 
+import numpy as np
+import onnx
 import pytest
 
 import irpar
 from irpar import models
 from irpar.analysis.layers.chain import find_chain
+from irpar.analysis.layers.units import NotAlike
 from irpar.ir import parse_module
 from irpar.onnx_io import to_module
 from irpar.pass_manager import PassManager
@@ -70,6 +73,33 @@ def test_the_norm_of_all_gradients_adds_those_of_all_layers(zero):
     assert any(ALIKE in note for note in made.passes.notes), made.passes.notes
     assert str(made.module) == str(expected.module)
     assert made.plan.totals == expected.plan.totals
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_a_weight_that_all_layers_read_is_planned_with_all_of_them(precision):
+    shapes, lines, before = {"shared": [5, 5]}, [], "x"
+    for layer in range(18):
+        shapes[f"w_{layer}"] = [5, 5]
+        lines += [f"a{layer} = MatMul({before}, w_{layer})", f"b{layer} = Tanh(a{layer})"]
+        lines += [f"s{layer} = MatMul(b{layer}, shared)", f"d{layer} = Add({before}, s{layer})"]
+        before = f"d{layer}"
+    header = '<ir_version: 10, opset_import: ["" : 21]> m (float[4,5] x) => (float[4,5] d17)'
+    proto = onnx.parser.parse_model(header + "{\n" + "\n".join(lines) + "\n}")
+    for node in proto.graph.node:
+        node.name = f"/n/{node.output[0]}"
+    zeros = (onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name) for name, shape in shapes.items())
+    proto.graph.initializer.extend(zeros)
+    step = irpar.train_step(irpar.load(proto), loss="mse", optimizer="sgd", precision=precision)
+    with pytest.raises(NotAlike, match="shared"):
+        find_chain(step)
+
+
+def test_gradients_belong_to_layers_by_names_of_nodes():
+    step = chain_step(optimizer="sgd")
+    for node in step.graph:
+        node.source = None
+    with pytest.raises(NotAlike, match="nodes of the model have no names"):
+        find_chain(step)
 
 
 def test_casts_and_sums_of_gradients_belong_to_the_layers_that_they_stand_in():

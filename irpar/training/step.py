@@ -149,6 +149,7 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
     from irpar.passes.add_loss import AddLoss
     from irpar.passes.training_mode import running_statistics
 
+    _require_no_state(module.graph)
     PassManager.parse(OPEN).run(module)
     lift_weights(module)
     parameters = _parameters(module, settings, running_statistics(module))
@@ -169,6 +170,20 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
         names = tuple(value.source_name for value in parameters)
         LowerPrecision(settings.precision, names).run(module)  # type: ignore[arg-type]
     return parameters, notes
+
+
+def _require_no_state(graph: Graph) -> None:
+    """Refuse a model that replaces state: of its results only the loss remains.
+
+    Raises:
+        TrainingError: it does.
+    """
+    own = [value.source_name for value, state in graph.states.items() if state.output is not None]
+    if own:
+        raise TrainingError(
+            f"the model replaces state of its own: {listed(own, 5)}",
+            do="train a model that takes it as an input and gives it as a result: leave out what says that it is state",
+        )
 
 
 def _trained_note(module: Module) -> str:

@@ -26,6 +26,23 @@ def test_a_loss_that_depends_on_no_parameter() -> None:
     assert irpar.train_step(parse_module(MODEL), loss="mse", output="y").graph.states
 
 
+def test_a_model_with_state_of_its_own() -> None:
+    model = parse_module(
+        """
+        graph @g(%x: f32[4, 2], %n: f32[]) -> (%n_1, %y) opset 21 {
+          %one = constant : f32[] 1.0
+          %w = constant : f32[2, 2] [[1.0, 2.0], [3.0, 4.0]] from "w"
+          %y = MatMul(%x, %w) : f32[4, 2]
+          %n_1 = Add(%n, %one) : f32[]
+        }
+        """
+    )
+    assert irpar.train_step(model, loss="mse", output="y").graph.states
+    model.add_state("n", "n_1", kind="counter")
+    with pytest.raises(irpar.IrparError, match="the model replaces state of its own: n"):
+        irpar.train_step(model, loss="mse", output="y")
+
+
 def test_a_model_without_parameters() -> None:
     with pytest.raises(irpar.IrparError, match="no initializer of floats to train"):
         irpar.train_step(parse_module(BARE), loss="mse")

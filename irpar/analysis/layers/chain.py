@@ -95,6 +95,7 @@ def find_chain(module: Module) -> Chain | None:
             raise NotAlike("their gradients or updates differ")
     _check_order(graph, layers, stretches)
     own = _own_operands(layers)
+    _check_shared(graph, layers)
     results = _results(graph, layers, own)
     replacing = {graph.output(index) for each in results for index in each}
     over_all = _over_all(graph, layers)
@@ -156,6 +157,14 @@ def _own_operands(layers: Layers) -> tuple[int, ...]:
             raise NotAlike(f"%{values[0].name} is read by some layers, or is computed for one")
         own.append(place)
     return tuple(own)
+
+
+def _check_shared(graph: Graph, layers: Layers) -> None:
+    """No layer trains what all read: how that and its gradient lie is weighed against all layers, one by one."""
+    for value in layers.operands[MODEL]:
+        state = graph.states.get(value)
+        if state is not None and state.is_trained and value in layers.operands[MODEL + 1]:
+            raise NotAlike(f"%{value.name} is trained, and read by more than one layer")
 
 
 def is_over_any_number(node: Node) -> bool:

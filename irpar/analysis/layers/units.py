@@ -52,9 +52,11 @@ def with_gradients(graph: Graph, layers: Layers) -> tuple[Layers, tuple[Stretch,
         As many layers as are alike in all of it, and where their nodes stand.
 
     Raises:
-        NotAlike: these nodes stand in no common order.
+        NotAlike: these nodes stand in no common order, or the model's have no names.
     """
     layer = {node: number for number, nodes in enumerate(layers.members) for node in nodes}
+    if not any(node.source for node in layer):
+        raise NotAlike("nodes of the model have no names, by which gradients are known to be of a layer")
     _add_gradients(graph, layer)
     _add_updates(graph, layer)
     backward: list[bool] = []

@@ -1,6 +1,7 @@
 """All ranks in one process: collectives are array operations over lists of per-rank operands.
 
-A result that is equal on all members of a group is one array, which they share; nobody writes to operands.
+A result that is equal on all members of a group is one array, which they share; nobody writes to operands but who gave
+them, over state when its own program has read it: what is handed over as it is, is copied.
 """
 
 import threading
@@ -134,13 +135,17 @@ class ThreadGroup:
         return self.hand_over(sender, call)
 
     def hand_over(self, sender: Call, receiver: Call) -> Array:
-        """What one rank has sent, where the other takes it."""
-        return sender.operand
+        """What one rank has sent, where the other takes it: a copy, for the sender may write over it, as over state."""
+        return sender.operand.copy()
 
     def execute(self, calls: Sequence[Call]) -> list[Array]:
         """The results of one collective, from the calls of the members of one group in order of position."""
         first = calls[0]
-        return execute(first.collective, [call.operand for call in calls], first.into)
+        results = execute(first.collective, [call.operand for call in calls], first.into)
+        if not EXECUTED[first.collective.kind].gives_operands:
+            return results
+        copies = {id(result): result.copy() for result in results}  # As in `hand_over`.
+        return [copies[id(result)] for result in results]
 
     def close(self) -> None:
         """Nothing is held."""
