@@ -149,7 +149,6 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
     from irpar.passes.add_loss import AddLoss
     from irpar.passes.training_mode import running_statistics
 
-    _require_no_state(module.graph)
     PassManager.parse(OPEN).run(module)
     lift_weights(module)
     parameters = _parameters(module, settings, running_statistics(module))
@@ -163,6 +162,7 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
         masked=settings.short_batches,
     )
     notes = loss.run(module).notes
+    _require_no_state(module.graph)
     _keep_loss(module.graph)
     if settings.precision != FULL:
         from irpar.passes.lower_precision import LowerPrecision
