@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from irpar.runtime.groups.wire.header import ELSEWHERE, mismatch
 from irpar.sharding import IrparError
@@ -42,6 +43,22 @@ class State(IntEnum):
     RECEIVING = 2
     SENDING = 3
     CLOSED = 4
+
+
+class _Suspect(NamedTuple):
+    """A rank that seems to wait in a circle.
+
+    Attributes:
+        version: counts its waits.
+        ticks: counts how often it has looked around.
+        has_ended: whether it waits for its next run.
+        doing: what it does, for people.
+    """
+
+    version: int
+    ticks: int
+    has_ended: bool
+    doing: str
 
 
 @dataclass(eq=False)
@@ -96,7 +113,7 @@ class Watch:
             self._poll.register(end, select.POLLIN)
         self._own = joined.own
         self._gone: set[int] = set()
-        self._suspects: dict[int, tuple[int, int]] = {}
+        self._suspects: dict[int, _Suspect] = {}
         self._looked = 0.0
         self._life: list[tuple[int, int, float]] = []
 
@@ -249,15 +266,25 @@ class Watch:
         if not cycle:
             self._suspects = {}
             return
-        seen = {rank: (self._boards[rank][0][_VERSION], self._boards[rank][0][_TICKS]) for rank in cycle}
-        for rank, (version, ticks) in seen.items():
+        seen = {rank: self._suspect(rank) for rank in cycle}
+        for rank, now in seen.items():
             before = self._suspects.get(rank)
-            if before is None or before[0] != version:
+            if before is None or before.version != now.version:
                 self._suspects = seen
                 return
-            if ticks < before[1] + 2:
+            if now.ticks < before.ticks + 2:
                 return
-        raise self._deadlock(call, cycle)
+        # What was seen first: by now another rank may have found the same, and ended.
+        raise self._deadlock(call, {rank: self._suspects[rank] for rank in cycle[1:]})
+
+    def _suspect(self, rank: int) -> _Suspect:
+        words, _, _ = self._boards[rank]
+        return _Suspect(
+            version=words[_VERSION],
+            ticks=words[_TICKS],
+            has_ended=words[_STATE] == State.RECEIVING and rank != 0,
+            doing=self._doing(rank),
+        )
 
     def _check_life(self, wait: Wait, now: float) -> None:
         """Ranks that are asked for an answer may compute as long as they like; those that do nothing hang.
@@ -298,9 +325,9 @@ class Watch:
                     ways.append([*way, rank])
         return []
 
-    def _deadlock(self, call: Call, cycle: list[int]) -> MismatchError:
-        lines = [call.describe(self._group.mesh), *(self._doing(rank) for rank in cycle[1:])]
-        ended = [rank for rank in cycle[1:] if self._boards[rank][0][_STATE] == State.RECEIVING and rank]
+    def _deadlock(self, call: Call, others: dict[int, _Suspect]) -> MismatchError:
+        lines = [call.describe(self._group.mesh), *(other.doing for other in others.values())]
+        ended = [rank for rank, other in others.items() if other.has_ended]
         what = ELSEWHERE
         if ended:
             what = f"rank {ended[0]} ended without it"
