@@ -1,6 +1,6 @@
 """Copies of nodes, graphs and modules."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .attributes import Attribute, Graphs
 from .function import Function
@@ -9,14 +9,50 @@ from .module import Module
 from .state_rules import states_of
 from .value import Names, Value
 
+ValueTexts = tuple[str, str | None, str]
+"""What a value is called: name, source, doc."""
+NodeTexts = tuple[str, str | None, str | None, str]
+"""What a node is called: name, source, scope, doc."""
+
 
 def clone_value(value: Value) -> Value:
     """A value with the same name, type and facts that belongs to nothing yet; its tensor is shared."""
+    return clone_value_as(value, (value.name, value._source, value.doc))
+
+
+def clone_value_as(value: Value, texts: ValueTexts) -> Value:
+    """As `clone_value`, called otherwise."""
     made = Value.__new__(Value)  # All of it is set here: modules are copied again and again.
-    made.name, made.type, made._source, made.data = value.name, value.type, value._source, value.data
-    made.sharding, made.global_shape, made.memory = value.sharding, value.global_shape, value.memory
-    made.doc, made.metadata = value.doc, dict(value.metadata) if value.metadata else None
+    made.name, made._source, made.doc = texts
+    made.type, made.data, made.sharding = value.type, value.data, value.sharding
+    made.global_shape, made.memory = value.global_shape, value.memory
+    made.metadata = dict(value.metadata) if value.metadata else None
     made.node, made.graph, made.index, made._uses = None, None, 0, {}
+    return made
+
+
+def clone_node_as(node: Node, values: dict[Value, Value], texts: NodeTexts, results: Sequence[ValueTexts]) -> Node:
+    """As `clone_node`, of a node that holds no graphs, and it and its results are called otherwise."""
+    return _clone_without_graphs(node, values, texts, tuple(map(clone_value_as, node.results, results)))
+
+
+def _clone_without_graphs(node: Node, values: dict[Value, Value], texts: NodeTexts, results: tuple[Value, ...]) -> Node:
+    made = Node.__new__(Node)  # As above.
+    made.name, made.source, made.scope, made.doc = texts
+    made.op_type, made.domain, made.version, made.callee = node.op_type, node.domain, node.version, node.callee
+    made.phase, made.stage, made.place, made.strategy = node.phase, node.stage, node.place, node.strategy
+    made.metadata = dict(node.metadata) if node.metadata else None
+    made.attributes = dict(node.attributes)
+    made.graph = made._previous = made._next = made._read = made._inputs = None
+    made._order = 0
+    made._operands = [None if operand is None else values.get(operand, operand) for operand in node._operands]
+    for index, operand in enumerate(made._operands):
+        if operand is not None:
+            operand._uses[made, index] = None
+    made.results = results
+    for index, (value, result) in enumerate(zip(node.results, results, strict=True)):
+        result.node, result.index = made, index
+        values[value] = result
     return made
 
 
@@ -35,23 +71,13 @@ def clone_node(
         names: the name table of the graph that the copy will go to, for its nested graphs.
         callees: what stands for each called function.
     """
-    made = Node(
-        node.op_type,
-        [None if operand is None else values.get(operand, operand) for operand in node.operands],
-        domain=node.domain,
-        version=node.version,
-        name=node.name,
-        source=node.source,
-        scope=node.scope,
-        results=[clone_value(result) for result in node.results],
-    )
-    made.callee = callees.get(node.callee, node.callee) if callees and node.callee is not None else node.callee
-    made.phase, made.stage, made.place, made.strategy = node.phase, node.stage, node.place, node.strategy
-    made.doc = node.doc
-    made.metadata = dict(node.metadata) if node.metadata else None
-    values.update(zip(node.results, made.results, strict=True))
-    for name, attribute in node.attributes.items():
-        made.attributes[name] = _clone_attribute(attribute, made, values, names, callees)
+    texts = node.name, node.source, node.scope, node.doc
+    made = _clone_without_graphs(node, values, texts, tuple(map(clone_value, node.results)))
+    if callees and node.callee is not None:
+        made.callee = callees.get(node.callee, node.callee)
+    if node.attributes and node.holds_graphs:
+        for name, attribute in node.attributes.items():
+            made.attributes[name] = _clone_attribute(attribute, made, values, names, callees)
     return made
 
 

@@ -210,14 +210,25 @@ def value_facts(value: Value, name: str, module: Module) -> dict[str, str]:
         found["irpar.global_shape"] = _shape_text(value.global_shape)
     if isinstance(value.data, JoinedTensor) and value.data.sections is not None:
         found[SECTIONS] = json.dumps({"dim": value.data.dim, "of": value.data.sections})
-    # In a part, a value that stands for none of the source model says so; elsewhere its name becomes its source.
-    if value.source != name and (value.source is not None or module.is_local):
-        found["irpar.source"] = value.source or ""
+    source = source_fact(value, name, module)
+    if source is not None:
+        found["irpar.source"] = source
     if value.memory != "device":
         found["irpar.memory"] = value.memory
     if type(value.type) is InflightType:
         found["irpar.inflight"] = "true"
     return found
+
+
+def source_fact(value: Value, name: str, module: Module) -> str | None:
+    """What a value says of its source: None where nothing need be said.
+
+    In a part, a value that stands for none of the source model says so; elsewhere its name becomes its source.
+    """
+    source = value.source
+    if source == name or (source is None and not module.is_local):
+        return None
+    return source or ""
 
 
 @lru_cache(maxsize=4096)

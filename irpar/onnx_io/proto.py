@@ -1,6 +1,6 @@
 """IR to ModelProto: one graph of a module, with the functions that it calls."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import onnx
@@ -14,10 +14,12 @@ from irpar.ir import (
     Function,
     Graph,
     InflightType,
+    Ints,
     Module,
     Node,
     OptionalType,
     SequenceType,
+    Strings,
     Tensor,
     TensorType,
     Type,
@@ -29,7 +31,7 @@ from irpar.ops.updates import hold_such, write_out, write_out_functions
 
 from .attributes import write_attribute
 from .errors import OnnxError
-from .facts import QUANTIZATION, beginnings, model_facts, node_facts, state_facts, value_facts
+from .facts import QUANTIZATION, beginnings, model_facts, node_facts, source_fact, state_facts, value_facts
 from .quantization import write_quantization
 from .tensors import write_tensor
 from .types import write_type
@@ -41,6 +43,8 @@ Constant = Callable[[Value], TensorProto]
 """Gives the TensorProto of a constant: its numbers, or where they lie. Name, doc and metadata are added to it."""
 
 _FALLBACK_OPSET = 21
+_PLAIN = frozenset({int, str, bytes, Ints, Strings})
+"""Attributes of these types that are equal are written alike; of floats, 0.0 and -0.0 are not."""
 
 
 class Output(NamedTuple):
@@ -206,17 +210,25 @@ class ModelWriter:
         self._renamed: dict[Value, str] = {}
         self._added: set[str] = set()
         self._types: dict[Type, onnx.TypeProto] = {}
+        # A copy of what was made before takes a third of the time of making it: nodes and values alike but for names.
+        self._nodes: dict[Hashable, onnx.NodeProto] = {}
+        self._infos: dict[Hashable, onnx.ValueInfoProto] = {}
 
     def name(self, value: Value | None) -> str:
         """What the model calls a value; "" for a left-out operand."""
         return "" if value is None else self._renamed.get(value, value.name)
+
+    def names(self, values: Iterable[Value | None]) -> list[str]:
+        """The name of each value."""
+        renamed = self._renamed
+        return ["" if value is None else renamed.get(value, value.name) for value in values]
 
     def graph(self, graph: Graph, proto: onnx.GraphProto) -> None:
         """Fill a GraphProto."""
         proto.name = graph.name or "main"
         proto.doc_string = graph.doc
         self.metadata(proto, graph.metadata)
-        names = graph.output_names if graph.parent is None else [self.name(value) for value in graph.outputs]
+        names = graph.output_names if graph.parent is None else self.names(graph.outputs)
         outputs = self.bind_outputs(graph, names)
         for value in graph.inputs:
             self.value_info(value, proto.input.add())
@@ -307,9 +319,22 @@ class ModelWriter:
         return {**value.metadata, **facts} if value.metadata else facts
 
     def value_info(self, value: Value, proto: onnx.ValueInfoProto) -> None:
-        """Fill a ValueInfoProto."""
+        """Fill a ValueInfoProto; those alike but for the name are made once."""
         name = self.name(value)
+        if value.metadata or value.doc or value.data is not None:
+            self._value_info(value, name, proto)
+        else:
+            source = source_fact(value, name, self.module)
+            alike = value.type, value.sharding, value.global_shape, value.memory, source
+            made = self._infos.get(alike)
+            if made is None:
+                made = self._infos[alike] = onnx.ValueInfoProto()
+                self._value_info(value, name, made)
+            proto.CopyFrom(made)
         proto.name = name
+
+    def _value_info(self, value: Value, name: str, proto: onnx.ValueInfoProto) -> None:
+        """Fill a ValueInfoProto but for the name."""
         if value.type is not UNKNOWN:
             self.type(value.type, proto.type)
         if value.doc:
@@ -347,32 +372,63 @@ class ModelWriter:
     def nodes(self, graph: Graph, protos: Any, bound: set[Value], infos: Any) -> None:
         """Append the nodes of a graph, and the types of their results but those in `bound`."""
         for node in graph:
-            self.node(node, protos.add())
-            for value in node.results:
-                if value not in bound and not is_left_out(value) and self.says_more_than_name(value):
+            results = [None if is_left_out(value) else value for value in node.results]
+            self.node(node, results, protos.add())
+            for value in results:
+                if value is not None and value not in bound and self.says_more_than_name(value):
                     self.value_info(value, infos.add())
 
     def says_more_than_name(self, value: Value) -> bool:
         """Whether a ValueInfoProto of the value holds anything but its name."""
         return value.type is not UNKNOWN or bool(value.doc or self._facts(value, self.name(value)))
 
-    def node(self, node: Node, proto: onnx.NodeProto) -> None:
-        """Fill a NodeProto."""
+    def node(self, node: Node, results: Iterable[Value | None], proto: onnx.NodeProto) -> None:
+        """Fill a NodeProto; those alike but for their names are made once.
+
+        Args:
+            node: the node.
+            results: its results, None in place of those left out.
+            proto: an empty one.
+        """
+        facts = node_facts(node)
+        alike = _alike(node, facts)
+        if alike is None:
+            self._node(node, facts, proto)
+        else:
+            made = self._nodes.get(alike)
+            if made is None:
+                made = self._nodes[alike] = onnx.NodeProto()
+                self._node(node, facts, made)
+            proto.CopyFrom(made)
+        if node.name:
+            proto.name = node.name
+        proto.input.extend(self.names(node.operands))
+        proto.output.extend(self.names(results))
+
+    def _node(self, node: Node, facts: Mapping[str, str], proto: onnx.NodeProto) -> None:
+        """Fill a NodeProto but for its name and those of operands and results."""
         proto.op_type = node.op_type
         if node.domain:
             proto.domain = node.domain
-        if node.name:
-            proto.name = node.name
         if node.doc:
             proto.doc_string = node.doc
         if node.callee is not None and node.callee.overload:
             proto.overload = node.callee.overload
-        proto.input.extend(map(self.name, node.operands))
-        proto.output.extend("" if is_left_out(value) else self.name(value) for value in node.results)
         for name, value in node.attributes.items():
             write_attribute(name, value, proto.attribute.add(), self.graph)
         self.metadata(proto, node.metadata)
-        self.metadata(proto, node_facts(node))
+        self.metadata(proto, facts)
+
+
+def _alike(node: Node, facts: Mapping[str, str]) -> Hashable:
+    """The same for nodes that are written alike but for names; None: nothing tells."""
+    if node.metadata or node.doc or node.callee is not None:
+        return None
+    attributes = tuple([(name, type(value), value) for name, value in node.attributes.items()])
+    for _, kind, _ in attributes:
+        if kind not in _PLAIN:
+            return None
+    return node.op_type, node.domain, attributes, tuple(facts.items())
 
 
 def is_left_out(value: Value) -> bool:

@@ -58,13 +58,13 @@ def serialized(model: onnx.ModelProto) -> bytes:
     Raises:
         OnnxError: it is larger than a protobuf may be.
     """
-    size = model.ByteSize()
-    if size > MAX_PROTOBUF:
+    data = bytes(model.SerializeToString())  # Asked for the size alone, protobuf makes the bytes as well.
+    if len(data) > MAX_PROTOBUF:
         raise OnnxError(
-            f"the model takes {size} bytes without its external data; a protobuf holds at most 2 GB",
+            f"the model takes {len(data)} bytes without its external data; a protobuf holds at most 2 GB",
             do="move large attribute tensors into initializers",
         )
-    return bytes(model.SerializeToString())
+    return data
 
 
 def sizes_pieces(value: Value) -> bool:

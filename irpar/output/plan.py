@@ -293,18 +293,21 @@ def collective_entries(module: Module, mesh: Mesh) -> list[dict[str, Any]]:
         for node in graph.walk():
             if not is_planned(node):
                 continue
-            conflict = module.conflicts.get(node.results[0].name) if node.results else None
-            entry = _collective(node, mesh, conflict)
-            known = found.setdefault(entry["id"], entry)
-            for key in ("bytes", "sent_bytes"):
-                known[key] = max(known[key], entry[key])
+            known = found.get(node.attributes["id"])  # type: ignore[arg-type]
+            if known is None:
+                conflict = module.conflicts.get(node.results[0].name) if node.results else None
+                known = _collective(node, mesh, conflict)
+                found[known["id"]] = known
+            else:
+                known["bytes"] = max(known["bytes"], value_bytes(_operand(node)))
+                known["sent_bytes"] = max(known["sent_bytes"], sent_bytes(node, mesh))
     return [found[number] for number in sorted(found)]
 
 
 def _collective(node: Node, mesh: Mesh, conflict: Conflict | None) -> dict[str, Any]:
     pairs = ints_attribute(node, "pairs") if node.op_type in POINT_TO_POINT else None
     axes = () if pairs is not None else collective_axes(node)
-    operand = node.inputs[0] if node.operands else node.result
+    operand = _operand(node)
     return {
         "id": node.attributes["id"],
         "kind": KINDS[node.op_type],
@@ -321,6 +324,11 @@ def _collective(node: Node, mesh: Mesh, conflict: Conflict | None) -> dict[str, 
         "conflict": None if conflict is None else asdict(conflict),
         **({} if pairs is None else {"pairs": list(pairs)}),
     }
+
+
+def _operand(node: Node) -> Value:
+    """What a collective sends; of one that sends nothing, what it gives."""
+    return node.inputs[0] if node.operands else node.result
 
 
 def copy_entries(module: Module) -> list[dict[str, Any]]:

@@ -215,7 +215,8 @@ def cost_table(plan: "Plan") -> Any:
 
 def _state_bytes(plan: "Plan") -> int:
     """What the rank that has most of it keeps on its device from run to run: parameters, optimizer state, caches."""
-    return sum(_most_bytes(entry, plan.mesh_of_ranks) for entry in plan.state if entry["memory"] == "device")
+    mesh = plan.mesh_of_ranks
+    return sum(_most_bytes(entry, mesh) for entry in plan.state if entry["memory"] == "device")
 
 
 def _most_bytes(entry: Mapping[str, Any], mesh: Mesh) -> int:

@@ -6,7 +6,7 @@ of layer 2  "follows %h.2.fc.weight through MatMul /h.2/fc"
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ _Slot = tuple[int, int, str]
 """Which of three layers, which of its names, and what follows it."""
 _Template = tuple[str, tuple[_Slot, ...]]
 """What a text begins with, and the names in it."""
+Said = Callable[[Any, Around], Any]
+"""Makes of an entry of a log what it is for another layer, or with all layers."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,17 @@ class LayerNames:
 
 
 def _pattern(row: Row) -> tuple[int, ...]:
-    first: dict[str, int] = {}
-    return tuple(first.setdefault(name, place) for place, name in enumerate(row))
+    first = dict(zip(reversed(row), reversed(range(len(row))), strict=True))
+    return tuple(map(first.__getitem__, row))
 
 
-def words_of(text: str) -> Iterator[str]:
+def words_of(text: str) -> list[str]:
     """What may be names in a text."""
-    return (piece.rstrip(_BEHIND) for piece in pieces_of(text))
+    return [piece.rstrip(_BEHIND) for piece in pieces_of(text)[::2]]
 
 
 def pieces_of(text: str) -> list[str]:
-    """A text in pieces, of which each is what may be a name, or stands between."""
+    """A text in pieces, which are in turn what may be a name, and what stands between."""
     return _BETWEEN.split(text)
 
 
@@ -111,6 +113,16 @@ class Words:
             return text
         return begin + "".join([around[layer][place] + end for layer, place, end in slots])
 
+    def texts(self, text: str, arounds: Sequence[Around]) -> Sequence[str]:
+        """A text, for each of several layers."""
+        begin, slots = self._known.get(text) or self._learn(text)
+        if not slots:
+            return (text,) * len(arounds)
+        if len(slots) > 1:
+            return [self.text(text, around) for around in arounds]
+        ((layer, place, end),) = slots
+        return [begin + around[layer][place] + end for around in arounds]
+
     def optional(self, text: str | None, around: Around) -> str | None:
         """A text, where there is one."""
         return text and self.text(text, around)
@@ -135,9 +147,12 @@ class Words:
 
     def annotation(self, annotation: Annotation, around: Around) -> Annotation:
         """What a user, or a pass, says of a value."""
-        words = {name: self.text(getattr(annotation, name), around) for name in ("pattern", "where", "said")}
+        texts = annotation.pattern, annotation.where, annotation.said
+        its = pattern, where, said = tuple([self.text(text, around) for text in texts])
         behind = annotation.behind and self.annotation(annotation.behind, around)
-        return replace(annotation, **words, behind=behind)  # type: ignore[arg-type]
+        if its == texts and behind is annotation.behind:
+            return annotation
+        return replace(annotation, pattern=pattern, where=where, said=said, behind=behind)
 
     def gone(self, gone: Gone, around: Around) -> Gone:
         """What has taken a value out."""

@@ -227,9 +227,14 @@ def _borders(members: tuple[Nodes, ...]) -> tuple[tuple[tuple[Value, ...], ...],
                 operands[values] = None
         for index in range(len(nodes[0].results)):
             pairs = zip(nodes, inside, strict=True)
-            if any(holder_in(user, node.graph) not in own for node, own in pairs for user in node.results[index].users):
+            if any(_is_read_outside(node.results[index], node.graph, own) for node, own in pairs):
                 results[place, index] = None
     return tuple(zip(*operands, strict=True)) or ((),) * len(members), tuple(results)
+
+
+def _is_read_outside(value: Value, graph: Graph | None, inside: set[Node]) -> bool:
+    users = value.users
+    return not inside.issuperset(users) and any(holder_in(user, graph) not in inside for user in users)
 
 
 def holder_in(node: Node, graph: Graph | None) -> Node:

@@ -1,19 +1,44 @@
 """A layer that was left out, put into a program as the one that stands for it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from irpar.ir import Node, Value, clone_node, clone_value
+from irpar.ir import Node, Value
+from irpar.ir.clone import NodeTexts, ValueTexts, clone_node_as, clone_value_as
 from irpar.ops.bodies import is_numbered
 from irpar.ops.facts import int_attribute
 
 from .chain import MODEL
 from .layer_data import LayerData
-from .numbered_names import NumberedNames
+from .layer_texts import LayerTexts
 from .planned_program import PlannedProgram
 from .units import NotAlike
 
 _MANY_IDS = 1 << 32
 """More than a program has collectives."""
+
+
+class Original:
+    """A node of the layer that stands for others, with what is the same, or known before, for the copies of it.
+
+    Args:
+        node: it.
+        program: that has it.
+        texts: of the layers.
+
+    Attributes:
+        texts: what the node is called in each layer.
+        results: what its results are called in each layer.
+        id: the number of a collective; None where the node is none.
+    """
+
+    __slots__ = ("id", "node", "results", "texts")
+
+    def __init__(self, node: Node, program: PlannedProgram, texts: LayerTexts) -> None:
+        self.node = node
+        self.texts: Sequence[NodeTexts] = texts.node(node)
+        results = [texts.value(value, program.called[value]) for value in node.results]
+        self.results: Sequence[Sequence[ValueTexts]] = list(zip(*results, strict=True)) or [()] * len(self.texts)
+        self.id = int_attribute(node, "id") if is_numbered(node) else None
 
 
 class LayerCopy:
@@ -22,57 +47,45 @@ class LayerCopy:
     Args:
         program: that gets it.
         layer: which.
-        numbered: names that count on.
 
     Attributes:
         values: what stands there for what the layer that it is like reads and makes.
     """
 
-    def __init__(self, program: PlannedProgram, layer: int, numbered: NumberedNames) -> None:
+    def __init__(self, program: PlannedProgram, layer: int) -> None:
         self.program = program
         self.further = layer - MODEL
-        self.around = program.chain.names.around(layer)
-        self.words = program.words
-        self.numbered = numbered
         self.data = LayerData(program.chain, layer)
         self.values: dict[Value, Value] = {}
 
-    def add_own(self) -> None:
-        """Make constants and inputs of the layer."""
+    def add_own(self, called: Mapping[Value, Sequence[ValueTexts]]) -> None:
+        """Make constants and inputs of the layer.
+
+        Args:
+            called: those of the layer that stands for others, with what they are called in each.
+        """
         graph = self.program.graph
-        for value in self.program.own:
-            made = self.values[value] = clone_value(value)
-            self._tell(made, value)
+        for value, texts in called.items():
+            made = self.values[value] = clone_value_as(value, texts[self.further])
             if value.data is not None:
                 made.data = self.data.of(value.data) or value.data
             made.graph = graph
-            self._claim(made)
+            graph.names.claim(made)
+            _check_name(made, texts[self.further])
 
-    def insert(self, nodes: Sequence[Node], before: Node) -> None:
+    def insert(self, originals: Sequence[Original], before: Node) -> None:
         """Insert nodes of the layer."""
-        words, around, graph = self.words, self.around, self.program.graph
-        for node in nodes:
-            made = clone_node(node, self.values)
-            made.name, made.doc = words.text(node.name, around), words.text(node.doc, around)
-            made.source, made.scope = words.optional(node.source, around), words.optional(node.scope, around)
-            if is_numbered(made):
-                made.attributes["id"] = int_attribute(made, "id") + self.further * _MANY_IDS
-            for value, result in zip(node.results, made.results, strict=True):
-                self._tell(result, value)
-            names = [value.name for value in made.results]
+        graph, values, further = self.program.graph, self.values, self.further
+        for original in originals:
+            called = original.results[further]
+            made = clone_node_as(original.node, values, original.texts[further], called)
+            if original.id is not None:
+                made.attributes["id"] = original.id + further * _MANY_IDS
             graph.insert_before(before, made)
-            if names != [value.name for value in made.results]:
-                raise NotAlike(f"%{names[0]} has a name that is taken")
+            for result, texts in zip(made.results, called, strict=True):
+                _check_name(result, texts)
 
-    def _tell(self, made: Value, value: Value) -> None:
-        """Let a copy of a value have the names of the layer."""
-        words, around, name = self.words, self.around, self.program.called[value]
-        counts_on = name in self.numbered.steps
-        made.name = self.numbered.of_layer(name, self.further) if counts_on else words.text(name, around)
-        made.source, made.doc = words.optional(value.source, around), words.text(value.doc, around)
 
-    def _claim(self, made: Value) -> None:
-        name = made.name
-        self.program.graph.names.claim(made)
-        if made.name != name:
-            raise NotAlike(f"%{name} has a name that is taken")
+def _check_name(made: Value, texts: ValueTexts) -> None:
+    if made.name != texts[0]:
+        raise NotAlike(f"%{texts[0]} has a name that is taken")

@@ -1,18 +1,16 @@
 """What a module tells of why its values are as they are: of a few layers, then of all."""
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from irpar.ir import Annotation, Gone, Module
 
 from .chain import MODEL
-from .chain_names import Around, Words
+from .chain_names import Around, Said, Words
+from .layer_texts import LayerTexts
 from .numbered_names import NumberedNames, with_number
 from .planned_program import PlannedProgram
 from .units import NotAlike
-
-_Said = Callable[[Any, Around], Any]
-"""Makes of an entry what it is for another layer, or with all layers."""
 
 
 class _Elsewhere(Words):
@@ -32,17 +30,18 @@ class LayerLog:
 
     Args:
         folded, whole: as for `unfold`.
-        numbered: names that count on.
+        texts: of the layers.
         program: one of the programs.
     """
 
-    def __init__(self, folded: Module, whole: Module, numbered: NumberedNames, program: PlannedProgram) -> None:
+    def __init__(self, folded: Module, whole: Module, texts: LayerTexts, program: PlannedProgram) -> None:
         self.chain = program.chain
-        self.numbered = numbered
+        self.texts = texts
+        self.numbered = numbered = texts.numbered
         self.program = program
         self.words = words = program.words
         elsewhere = _Elsewhere(numbered)
-        self.tables: list[tuple[dict[str, Any], dict[str, Any], _Said, _Said]] = [
+        self.tables: list[tuple[dict[str, Any], dict[str, Any], Said, Said]] = [
             (folded.decisions, {}, words.decisions, elsewhere.decisions),
             (folded.annotated, {}, words.annotation, elsewhere.annotation),
             (folded.conflicts, whole.conflicts, words.conflict, elsewhere.conflict),
@@ -107,15 +106,12 @@ class LayerLog:
             beside = self.chain.names.around(self.chain.kept[MODEL + 1])
             table.update({self.words.text(name, beside): said(entries[name], beside) for name in own})
 
-    def _repeat(self, table: dict[str, Any], entries: Mapping[str, Any], said: _Said) -> None:
+    def _repeat(self, table: dict[str, Any], entries: Mapping[str, Any], said: Said) -> None:
         """Put in what a log tells of the layer that stands for others, for each of these."""
-        numbered = self.numbered
-        for layer in (MODEL, *self.chain.left_out):
-            around = self.chain.names.around(layer)
-            for name, entry in entries.items():
-                counts_on = name in numbered.steps
-                its = numbered.of_layer(name, layer - MODEL) if counts_on else self.words.text(name, around)
-                table[its] = said(entry, around)
+        names = [self.texts.name(name) for name in entries]
+        its = [self.texts.entries(entry, said) for entry in entries.values()]
+        for named, told in zip(zip(*names, strict=True), zip(*its, strict=True), strict=True):
+            table.update(zip(named, told, strict=True))
 
 
 def _texts(entry: Any) -> Iterator[str]:

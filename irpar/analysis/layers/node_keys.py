@@ -9,7 +9,7 @@ from irpar.ir import Graph, Graphs, Node, Tensor, Tensors, Value, captured_or_re
 def reads(node: Node) -> tuple[Value | None, ...]:
     """The operands of a node, then each value once that graphs in it read from outside."""
     operands = node.operands
-    if not node.attributes or not any(True for _ in node.nested_graphs()):
+    if not node.attributes or not node.holds_graphs:
         return operands
     captured = dict.fromkeys(list(captured_or_read(node))[len(node.inputs) :])
     return (*operands, *captured)
@@ -25,22 +25,22 @@ class NodeKeys:
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
         self._types: dict[Hashable, int] = {}
-        self._constants: dict[Value, Hashable] = {}
+        self._operands: dict[Value | None, Hashable] = {}
 
     def number(self, node: Node) -> int:
         """The number of a node."""
         attributes: Hashable = ()
-        inside: dict[Value, int] = {}
         if node.attributes:
-            found = ((name, self._attribute(node.attributes[name], inside)) for name in sorted(node.attributes))
+            inside: dict[Value, int] = {}
+            found = [(name, self._attribute(each, inside)) for name, each in sorted(node.attributes.items())]
             attributes = tuple(found)
-        facts = node.phase, node.stage, node.place, node.strategy
+        known = self._operands
         key = (
             (node.domain, node.op_type, node.version, node.callee),
             attributes,
-            tuple([self._operand(value) for value in reads(node)]),
+            tuple([known[value] if value in known else self._operand(value) for value in reads(node)]),
             tuple([self._result(value) for value in node.results]),
-            facts,
+            (node.phase, node.stage, node.place, node.strategy),
         )
         return self._numbers.setdefault(key, len(self._numbers))
 
@@ -48,14 +48,15 @@ class NodeKeys:
         return self._types.setdefault(value.type, len(self._types))
 
     def _operand(self, value: Value | None) -> Hashable:
+        data = None if value is None else value.data
         if value is None:
-            return None
-        if value.data is None:
-            return self._type(value)
-        known = self._constants.get(value)
-        if known is None:
-            known = self._constants[value] = self._constant(value, value.data)
-        return known
+            key: Hashable = None
+        elif data is None:
+            key = self._type(value)
+        else:
+            key = self._constant(value, data)
+        self._operands[value] = key
+        return key
 
     def _constant(self, value: Value, data: Tensor) -> Hashable:
         numbers = numbers_key(data) if is_short_index(data) else None
@@ -63,7 +64,10 @@ class NodeKeys:
 
     def _result(self, value: Value) -> Hashable:
         facts = value.sharding, value.memory, value.global_shape
-        return self._type(value) if facts == (None, "device", None) else (self._type(value), facts)
+        if facts != (None, "device", None):
+            return self._type(value), facts
+        number = self._operands[value] = self._type(value)  # As what reads it has it.
+        return number
 
     def _attribute(self, attribute: object, inside: dict[Value, int]) -> Hashable:
         """An attribute as something to hash; values of nested graphs are numbered in `inside`."""

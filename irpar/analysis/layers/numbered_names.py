@@ -27,6 +27,8 @@ class NumberedNames:
         self.is_regular = True
         self._runs: dict[str, list[tuple[int, int]]] = {}
         """Per name without number the first number of each run of a layer, and its step."""
+        self._are_in: dict[str, bool] = {}
+        """What `is_in` has found, per text."""
         found: dict[str, dict[int, int]] = {}
         for name, step in steps.items():
             base, number = _split(name)
@@ -54,13 +56,17 @@ class NumberedNames:
 
     def counts(self, name: str) -> bool:
         """Whether a name may be one of those, of this layer or another."""
+        if not name[-1:].isdigit():  # Most words of texts are no such names.
+            return False
         match = NUMBERED.fullmatch(name)
         runs = () if match is None else self._runs.get(match[1], ())
         return match is not None and any(int(match[2]) >= _first_of(run) for run in runs)
 
-    def of_layer(self, name: str, further: int) -> str:
-        """What a name of the layer is in one that is so many layers further."""
-        return with_number(self.shifted(name), further * self.steps[name])
+    def of_layers(self, name: str, count: int) -> list[str]:
+        """What a name of the layer is in that layer, and in those behind it, so many in all."""
+        base, number = _split(self.shifted(name))
+        step = self.steps[name]
+        return [f"{base}_{number + further * step}" for further in range(count)]
 
     def shifted(self, name: str) -> str:
         """What a name of the folded module is with all layers."""
@@ -74,14 +80,19 @@ class NumberedNames:
         Args:
             names: those of the folded module.
         """
+        greatest: dict[str, int] = {}
+        for match in filter(None, map(NUMBERED.fullmatch, names if self._runs else ())):
+            greatest[match[1]] = max(greatest.get(match[1], 0), int(match[2]))
         for base, runs in self._runs.items():
-            numbers = [int(match[2]) for name in names if (match := NUMBERED.fullmatch(name)) and match[1] == base]
-            last = max(numbers, default=0) + self.more * sum(abs(step) for _, step in runs)
+            last = greatest.get(base, 0) + self.more * sum(abs(step) for _, step in runs)
             yield from (f"{base}_{number}" for number in range(runs[0][0], last + 1))
 
     def is_in(self, text: str) -> bool:
         """Whether a text names such a value."""
-        return bool(self._runs) and any(self.counts(word) for word in words_of(text))
+        known = self._are_in.get(text)
+        if known is None:
+            known = self._are_in[text] = bool(self._runs) and any(map(self.counts, words_of(text)))
+        return known
 
     def is_clear(self, text: str, names: Container[str]) -> bool:
         """Whether it names, of those that count, values alone, and none of the layer that stands for others."""

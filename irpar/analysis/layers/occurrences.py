@@ -15,16 +15,20 @@ Shape = tuple[tuple[int, tuple[Link, ...]], ...]
 
 def shape_of(nodes: Sequence[Node], numbers: Mapping[Node, int]) -> Shape:
     """What some nodes are as a body, in that order."""
-    place = {node: index for index, node in enumerate(nodes)}
-    outside: dict[Value, Link] = {}
-    return tuple((numbers[node], tuple([_link(value, place, outside) for value in reads(node)])) for node in nodes)
-
-
-def _link(value: Value | None, place: Mapping[Node, int], outside: dict[Value, Link]) -> Link:
-    if value is None:
-        return None
-    found = None if value.node is None else place.get(value.node)
-    return outside.setdefault(value, (-1, len(outside))) if found is None else (found, value.index)
+    links: dict[Value | None, Link] = {None: None}
+    for place, node in enumerate(nodes):
+        for index, value in enumerate(node.results):
+            links[value] = place, index
+    outside = 0
+    shape = []
+    for node in nodes:
+        read = reads(node)
+        for operand in read:
+            if operand not in links:
+                links[operand] = -1, outside
+                outside += 1
+        shape.append((numbers[node], tuple([links[operand] for operand in read])))
+    return tuple(shape)
 
 
 def is_inside(link: Link) -> TypeGuard[tuple[int, int]]:

@@ -15,8 +15,9 @@ from irpar.ops.facts import int_attribute
 
 from .chain import MODEL, Chain
 from .chain_names import Around
-from .layer_copy import LayerCopy
+from .layer_copy import LayerCopy, Original
 from .layer_log import LayerLog
+from .layer_texts import LayerTexts
 from .likeness import compare
 from .numbered_names import NumberedNames, first_hidden
 from .planned_program import Part, Place, PlannedProgram, Run
@@ -38,14 +39,15 @@ def unfold(folded: Module, whole: Module, chain: Chain) -> None:
     for program in programs:
         compare(program)
     numbered = _numbered(programs, whole, chain)
-    log = LayerLog(folded, whole, numbered, programs[0])
+    texts = LayerTexts(chain, programs[0].words, numbered)
+    log = LayerLog(folded, whole, texts, programs[0])
     log.check()
     for program in programs:
         program.check_texts(numbered)
     for program in programs:
         for node in program.order:
             node.doc = numbered.text(node.doc)
-        _Writer(program, numbered).run(whole.graph)
+        _Writer(program, texts).run(whole.graph)
         _keep_states(program.graph, whole.graph)
     log.write()
     folded.repeats = {}
@@ -95,13 +97,13 @@ class _Writer:
 
     Args:
         program: it.
-        numbered: names that count on.
+        texts: of the layers.
     """
 
-    def __init__(self, program: PlannedProgram, numbered: NumberedNames) -> None:
+    def __init__(self, program: PlannedProgram, texts: LayerTexts) -> None:
         self.program = program
         self.chain = program.chain
-        self.numbered = numbered
+        self.texts = texts
         self.like = program.parts[MODEL]
         self.beside = program.parts[MODEL + 1]
         self.copies: dict[int, LayerCopy] = {}
@@ -116,16 +118,18 @@ class _Writer:
         results = program.results_of(MODEL)
         readers = self._readers()
         self._rename()
-        self.copies = {layer: LayerCopy(program, layer, self.numbered) for layer in chain.left_out}
+        self.copies = {layer: LayerCopy(program, layer) for layer in chain.left_out}
+        own = {value: self.texts.value(value, program.called[value]) for value in program.own}
         for copy in self.copies.values():
-            copy.add_own()
+            copy.add_own(own)
         for number, is_backward in enumerate(program.backward):
             before, behind = (self._read(given, number) for given in (program.before, program.behind))
             stop = (self.like if is_backward else self.beside)[number][0]
+            originals = [Original(node, program, self.texts) for node in self.like[number]]
             for layer, copy in list(self.copies.items())[:: -1 if is_backward else 1]:
                 copy.values.update({value: self._at(layer - 1, same) for value, same in before.items()})
                 copy.values.update({value: self._at(layer + 1, same) for value, same in behind.items()})
-                copy.insert(self.like[number], stop)
+                copy.insert(originals, stop)
         for node, index, layer, value in readers:
             node.set_operand(index, self._at(layer, value))
         graph.inputs, constants = (list(self._with_copies(*each)) for each in zip(lists, runs, strict=True))
@@ -174,7 +178,7 @@ class _Writer:
 
     def _rename(self) -> None:
         """Let what is there already have the names that it has with all layers: of the next layer, and of numbers."""
-        program, numbered, chain = self.program, self.numbered, self.chain
+        program, numbered, chain = self.program, self.texts.numbered, self.chain
         names = program.graph.names
         renamed: dict[Value, str] = {}
         for value in program.inner:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from irpar.ir import Graph, Node, Value
 from irpar.ops.memory_copies import node_place
@@ -35,8 +36,7 @@ def arena_lifetimes(
 ) -> Iterator[Lifetime[Value | Node | Scratch]]:
     """As `lifetimes`, and the scratch of each node."""
     needs = Needs() if needs is None else needs
-    for one in lifetimes(graph, uses):
-        yield Lifetime(one.key, one.nbytes, one.first, one.last)
+    yield from cast("Iterator[Lifetime[Value | Node | Scratch]]", lifetimes(graph, uses))
     for step, node in enumerate(graph, 1):
         if node_place(node) == "host":
             continue

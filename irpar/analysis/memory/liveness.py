@@ -164,7 +164,8 @@ def roots_of(graph: Graph, reads: Reads | None = None) -> dict[Value, Value]:
     starts = (each.start for node in graph if node.attributes for each in sums_of(node))
     roots.update((start, start.node.inputs[0]) for start in starts if start is not None and start.node is not None)
     for node in graph:
-        if (traits(node).view or waits_for_copy(node)) and node.inputs:
+        known = traits(node)
+        if (known.view or (known.waits and waits_for_copy(node))) and node.inputs:
             source = node.inputs[0]
             roots[node.result] = roots.get(source, source)
     return roots

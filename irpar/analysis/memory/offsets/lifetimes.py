@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -14,8 +14,7 @@ K = TypeVar("K", bound=Hashable)
 Ints = np.ndarray[Any, "np.dtype[np.int64]"]
 
 
-@dataclass(frozen=True, slots=True)
-class Lifetime(Generic[K]):
+class Lifetime(NamedTuple, Generic[K]):
     """When something must be held.
 
     Attributes:
