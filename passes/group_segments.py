@@ -2,17 +2,17 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import ClassVar, Literal
 
 from irpar.analysis.equal_nodes import equal_nodes
-from irpar.analysis.memory.liveness import Uses, held_bytes, uses_of
-from irpar.analysis.memory.replaced import reads_of
-from irpar.analysis.twins import Twins, twins_of
-from irpar.ir import Graph, Module, Node, captured_or_read
+from irpar.analysis.memory.liveness import Spans, nested_bytes, spans_of, uses_of, value_bytes
+from irpar.analysis.memory.replaced import Reads, reads_of
+from irpar.analysis.twins import twins_of
+from irpar.ir import Graph, Module, Node, Value, captured_or_read
 from irpar.ops import called_communication, holds_collectives, traits
 from irpar.ops.collectives import number_alike
 from irpar.ops.memory_copies import node_place, number_copies
@@ -102,20 +102,23 @@ class _Arrangement:
     """A graph whose nodes are given slots: slot n is behind the first n nodes of communication.
 
     Attributes:
-        twins: from the values of the graph that was looked at to those of this one, its twin; None: it is this one.
-        known_targets, known_uses: what was found for the same wishes and the same slots, for twins to take over; in
+        known_targets, known_spans: what was found for the same wishes and the same slots, for twins to take over; in
             values of the graph that was looked at.
+        size_of: what such a value takes in this graph.
+        nested: what the bodies of each node hold.
+        held_for: from `reads_of`; None of a twin.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.twins: Twins | None = None
         self.known_targets: dict[tuple[_Wish, ...], Targets] = {}
-        self.known_uses: dict[tuple[int, ...], Uses] = {}
+        self.known_spans: dict[tuple[int, ...], Spans] = {}
+        self.size_of: Callable[[Value], int] = value_bytes
         self.nodes = list(graph)
+        self.nested = list(map(nested_bytes, self.nodes))
         self.on_host = _on_host(self.nodes)
         self.communicates = [holds_collectives(node) for node in self.nodes]
-        self.held_for = reads_of(graph)
+        self.held_for: Reads | None = reads_of(graph)
         self.slots: list[int] = []
         self.barriers: list[int] = []
         self.count = 0
@@ -137,7 +140,9 @@ class _Arrangement:
         if twins is None:
             return None
         made = copy(self)
-        made.graph, made.twins, made.nodes = graph, twins, list(graph)
+        made.graph, made.nodes, made.held_for = graph, list(graph), None
+        made.nested = list(map(nested_bytes, made.nodes))
+        made.size_of = {value: value_bytes(twin) for value, twin in twins.items()}.__getitem__
         made.wishes = dict(self.wishes)
         return made
 
@@ -167,39 +172,47 @@ class _Arrangement:
 
     def apply(self) -> int:
         """Rearrange the graph; returns how many nodes have another slot."""
-        most = max(held for _, held in self._held(self.slots))
+        most = max(self._held(self.slots, range(len(self.nodes))))
         for _ in range(_MOST_ROUNDS):
             used, targets = self._targets()
             if targets == self.slots:
                 break
-            self._put_into(targets)
-            slot_of = dict(zip(self.nodes, targets, strict=True))
-            above = {slot_of[node] for node, held in self._held(targets) if held > most and node is not None}
+            order = self._put_into(targets)
+            held = self._held(targets, order)
+            above = {targets[place] for place, size in zip(order, held[1:], strict=True) if size > most}
             if not above:
                 return sum(target != slot for target, slot in zip(targets, self.slots, strict=True))
             self._give_way(above, used)
         self._put_into(self.slots)
         return sum(node is not was for node, was in zip(self.graph, self.nodes, strict=True))
 
-    def _held(self, slots: Sequence[int]) -> Iterator[tuple[Node | None, int]]:
-        """What the device holds while each node runs, in the order in which the nodes stand now, by these slots."""
-        return held_bytes(self.graph, self._uses(tuple(slots)))
+    def _held(self, slots: Sequence[int], order: Sequence[int]) -> list[int]:
+        """What the device holds before the first node, and while each runs, in the order in which they stand now.
 
-    def _uses(self, slots: tuple[int, ...]) -> Uses:
-        known = self.known_uses.get(slots)
-        if self.twins is not None:
-            return uses_of(self.graph) if known is None else known.of_twin(self.twins)
-        if known is None:
-            known = self.known_uses[slots] = uses_of(self.graph, self.held_for)
-        return known
+        Args:
+            slots: by which they stand so.
+            order: their places.
+        """
+        spans, sizes = self._spans(tuple(slots))
+        first, *held = spans.held(sizes)
+        return [first, *(size + self.nested[place] for size, place in zip(held, order, strict=True))]
 
-    def _put_into(self, slots: Sequence[int]) -> None:
-        """Order nodes by slots; in each the host's are behind the device's, and communication is at the end."""
+    def _spans(self, slots: tuple[int, ...]) -> tuple[Spans, Iterable[int]]:
+        """The spans by some slots, with the sizes of their values."""
+        known = self.known_spans.get(slots)
+        if known is not None:
+            return known, map(self.size_of, known.values)
+        found = spans_of(self.graph, uses_of(self.graph, self.held_for))
+        if self.held_for is not None:
+            self.known_spans[slots] = found
+        return found, map(value_bytes, found.values)
+
+    def _put_into(self, slots: Sequence[int]) -> list[int]:
+        """Order nodes by slots, in each the host's behind the device's and communication at the end; their places."""
         order = range(len(self.nodes))
-        self._put(sorted(order, key=lambda place: (slots[place], self.communicates[place], self.on_host[place])))
-
-    def _put(self, order: Iterable[int]) -> None:
-        self.graph.reorder([self.nodes[place] for place in order])
+        found = sorted(order, key=lambda place: (slots[place], self.communicates[place], self.on_host[place]))
+        self.graph.reorder([self.nodes[place] for place in found])
+        return found
 
     def _targets(self) -> Targets:
         """The slots that are used, and the slot of every node; communication keeps its own."""

@@ -6,9 +6,9 @@
 Which values are held when, and what can run when, is the same in both.
 """
 
+import itertools
 from collections.abc import Collection, Hashable
 from operator import attrgetter
-from typing import NamedTuple
 
 from irpar.ir import Graph, InflightType, Node, Tensor, TensorType, Type, Value
 
@@ -19,15 +19,8 @@ _NODE_FACTS = attrgetter("domain", "op_type", "version", "callee", "phase", "sta
 _VALUE_FACTS = attrgetter("memory", "sharding", "is_constant")
 
 
-class Twins(NamedTuple):
-    """What stands in a graph, its end included, and what does in the same places in its twin."""
-
-    values: dict[Value, Value]
-    nodes: dict[Node, Node]
-
-
-def twins_of(graph: Graph, other: Graph) -> Twins | None:
-    """What stands in the places of a graph's values and nodes in another graph; None where more than sizes differs.
+def twins_of(graph: Graph, other: Graph) -> dict[Value, Value] | None:
+    """What stands in the places of a graph's values in another graph; None where more than sizes differs.
 
     Types that are equal in one are equal in the other, too. Of constants only single numbers are compared that are
     not whole: others may be sizes, or places in blocks. What holds graphs, or is held by a node, has no twin.
@@ -43,16 +36,16 @@ class _Comparison:
         self._types: dict[Type, Type] = {}
         self._back: dict[Type, Type] = {}
 
-    def run(self, graph: Graph, other: Graph) -> Twins | None:
-        """The twins of all values and nodes, if all is alike."""
+    def run(self, graph: Graph, other: Graph) -> dict[Value, Value] | None:
+        """The twins of all values, if all is alike."""
         is_alone = graph.parent is None and other.parent is None
         if not is_alone or len(graph) != len(other) or graph.output_names != other.output_names:
             return None
         is_alike = self._values(graph.inputs, other.inputs) and self._values(graph.constants, other.constants)
-        nodes = dict(zip((*graph, graph.return_node), (*other, other.return_node), strict=True))
-        if not is_alike or not self._states(graph, other) or not all(self._node(*pair) for pair in nodes.items()):
+        pairs = zip((*graph, graph.return_node), (*other, other.return_node), strict=True)
+        if not is_alike or not self._states(graph, other) or not all(itertools.starmap(self._node, pairs)):
             return None
-        return Twins(self._twins, nodes)
+        return self._twins
 
     def _states(self, graph: Graph, other: Graph) -> bool:
         ours = [(self._twins[value], state.kind, state.output) for value, state in graph.states.items()]

@@ -4,7 +4,7 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.analysis.memory.liveness import uses_of
+from irpar.analysis.memory.liveness import spans_of, uses_of
 from irpar.analysis.twins import twins_of
 from irpar.ir import Graph, Module, parse_module
 from irpar.onnx_io import to_module
@@ -34,9 +34,9 @@ def test_what_differs_in_sizes_alone_is_a_twin() -> None:
     ours, other = graph(8), graph(6)
     twins = twins_of(ours, other)
     assert twins is not None
-    assert [twins.values[value].name for value in ours.values()] == [value.name for value in other.values()]
-    assert [twins.nodes[node] for node in ours] == list(other)
-    assert uses_of(ours).of_twin(twins) == uses_of(other)
+    assert [twins[value] for value in ours.values()] == list(other.values())
+    spans, same = spans_of(ours, uses_of(ours)), spans_of(other, uses_of(other))
+    assert spans._replace(values=[twins[value] for value in spans.values]) == same
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """Liveness: which values are held when, and the most bytes that are held at once, in each memory by itself."""
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, islice
+from typing import NamedTuple
 
 from irpar.analysis.segments import stretches
-from irpar.analysis.twins import Twins
 from irpar.ir import COMMUNICATION, Graph, InflightType, Memory, Module, Node, TensorType, Value
 from irpar.ops import holds_collectives, traits
 from irpar.ops.bodies import waits_for_copy
@@ -71,10 +71,50 @@ class Uses:
     roots: dict[Value, Value]
     last: dict[Value, Node]
 
-    def of_twin(self, twins: Twins) -> "Uses":
-        """The same of a graph that differs in sizes alone."""
-        roots = {twins.values[value]: twins.values[root] for value, root in self.roots.items()}
-        return Uses(roots, {twins.values[value]: twins.nodes[node] for value, node in self.last.items()})
+
+class Spans(NamedTuple):
+    """Through which steps values of a graph are held in a memory: 0 is before the first node, 1 while that runs.
+
+    Attributes:
+        values: those with bytes of their own there.
+        first, last: the steps of each, both included.
+        steps: how many there are, 0 aside.
+    """
+
+    values: list[Value]
+    first: list[int]
+    last: list[int]
+    steps: int
+
+    def held(self, sizes: Iterable[int]) -> list[int]:
+        """What is held at each step.
+
+        Args:
+            sizes: of the values, in bytes.
+        """
+        changes = [0] * (self.steps + 3)
+        for size, first, last in zip(sizes, self.first, self.last, strict=True):
+            changes[first] += size
+            changes[last + 1] -= size
+        return list(islice(accumulate(changes), self.steps + 1))
+
+
+def spans_of(graph: Graph, uses: Uses, memory: Memory = "device") -> Spans:
+    """The spans of a graph in its order; of one that differs in sizes alone they are the same."""
+    roots = uses.roots
+    steps = {node: step for step, node in enumerate(graph, 1)}
+    steps[graph.return_node] = len(steps) + 1
+    ends = {value: steps[node] for value, node in uses.last.items()}
+    values = [value for value in graph.inputs if value not in roots and value.memory == memory]
+    first = [0] * len(values)
+    last = [ends.get(value, 0) for value in values]
+    for step, node in enumerate(graph, 1):
+        for value in node.results:
+            if value not in roots and value.memory == memory:
+                values.append(value)
+                first.append(step)
+                last.append(ends.get(value, step))
+    return Spans(values, first, last, len(graph))
 
 
 def uses_of(graph: Graph, reads: Reads | None = None) -> Uses:
@@ -119,26 +159,11 @@ def bytes_at_rest(graph: Graph, uses: Uses | None = None, memory: Memory = "devi
 
 def held_bytes(graph: Graph, uses: Uses | None = None, memory: Memory = "device") -> Iterator[tuple[Node | None, int]]:
     """The bytes of inputs and results that a memory holds before the first node (None), and while each node runs."""
-    uses = uses or uses_of(graph)
-    roots, last = uses.roots, uses.last
-    inputs = [value for value in graph.inputs if value not in roots and value.memory == memory]
-    held = sum(map(value_bytes, inputs))
-    yield None, held
-    held -= sum(value_bytes(value) for value in inputs if value not in last)
-    ends: defaultdict[Node, int] = defaultdict(int)
-    for value, node in last.items():
-        if value.memory == memory:
-            ends[node] += value_bytes(value)
-    for node in graph:
-        unread = 0
-        for value in node.results:
-            if value not in roots and value.memory == memory:
-                made = value_bytes(value)
-                held += made
-                if value not in last:
-                    unread += made
-        yield node, held + nested_bytes(node, memory) if node.attributes else held
-        held -= ends[node] + unread
+    spans = spans_of(graph, uses or uses_of(graph), memory)
+    held = iter(spans.held(map(value_bytes, spans.values)))
+    yield None, next(held)
+    for node, size in zip(graph, held, strict=True):
+        yield node, size + nested_bytes(node, memory) if node.attributes else size
 
 
 def nested_bytes(node: Node, memory: Memory = "device") -> int:
