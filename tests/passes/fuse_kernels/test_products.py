@@ -90,6 +90,8 @@ APART = [
     ("%y = Sub(%r, %p) : f32[64, 8]",),
     (BIAS, "%a = Exp(%p) : f32[64, 8]", "%y = MatMul(%a, %h) : f32[64, 8]"),  # The product is read twice.
     (BIAS, '%a = Gelu(%h) {approximate="tanh"} : f32[64, 8]', "%y = Add(%a, %r) : f32[64, 8]"),  # Not inside of Gelu.
+    (*constants(c=2e-5), "%d = Add(%p, %c) : f32[64, 8]", "%y = Add(%d, %b) : f32[64, 8]"),  # Small sums show it.
+    (*constants(c=2e-5), BIAS, '%a = Gelu(%h) {approximate="tanh"} : f32[64, 8]', "%y = Add(%a, %c) : f32[64, 8]"),
 ]
 
 
