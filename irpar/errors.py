@@ -1,7 +1,7 @@
 """The one error type of irpar: what, where, which rule, what to do."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
 from .visible import visible
@@ -49,6 +49,11 @@ def nearest_names(name: str, known: Iterable[str]) -> tuple[str, ...]:
     candidates = list(islice(filter(None, known), _MOST_COMPARED))
     found = difflib.get_close_matches(name, candidates, n=5, cutoff=0.5)
     return (f"nearest names: {', '.join(found)}",) if found else ()
+
+
+def nearest_or_first_names(name: str, known: Collection[str]) -> tuple[str, ...]:
+    """As `nearest_names`; where none resembles it, the first of them."""
+    return nearest_names(name, known) or ((f"names are {listed(list(known), 4)}",) if known else ())
 
 
 def listed(names: Sequence[str], most: int) -> str:

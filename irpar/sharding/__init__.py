@@ -2,7 +2,7 @@
 
 from irpar.arguments import ArgumentError, described, require
 from irpar.asked import asked_by_command, option, spelled
-from irpar.errors import IrparError, ShardingError, listed, nearest_names
+from irpar.errors import IrparError, ShardingError, listed, nearest_names, nearest_or_first_names
 
 from .axes import common_atoms, join_axes, split_axis
 from .blocks import (
@@ -64,6 +64,7 @@ __all__ = [
     "local_shape",
     "minor_gather_is_aligned",
     "nearest_names",
+    "nearest_or_first_names",
     "option",
     "permutation",
     "permuted_shapes",

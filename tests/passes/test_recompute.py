@@ -269,6 +269,12 @@ REFUSED = [
 ]
 
 
+def test_a_pattern_that_resembles_nothing_is_told_what_there_is() -> None:
+    with pytest.raises(IrparError) as found:
+        run("recompute{match=layers.*}", STEP)
+    assert [note for note in found.value.notes if note.startswith("names are ")]
+
+
 @pytest.mark.parametrize(("pipeline", "said"), REFUSED)
 def test_refusals(pipeline: str, said: str) -> None:
     with pytest.raises(IrparError, match=said):

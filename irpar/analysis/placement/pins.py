@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from irpar.globs import matching_names
 from irpar.ir import Node
-from irpar.sharding import IrparError, nearest_names
+from irpar.sharding import IrparError, nearest_or_first_names
 from irpar.units import count_text
 
 from .graph import PlacementGraph
@@ -43,7 +43,7 @@ class Pins:
                 raise IrparError(
                     f'no scope, no node, no weight and no input is "{pattern}"',
                     where=self.where,
-                    notes=nearest_names(pattern, names),
+                    notes=nearest_or_first_names(pattern, names),
                     do="name a scope of the model, such as tables.0, or a glob",
                 )
 
