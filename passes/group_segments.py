@@ -202,7 +202,7 @@ class _Arrangement:
         known = self.known_spans.get(slots)
         if known is not None:
             return known, map(self.size_of, known.values)
-        found = spans_of(self.graph, uses_of(self.graph, self.held_for))
+        found = spans_of(uses_of(self.graph, self.held_for))
         if self.held_for is not None:
             self.known_spans[slots] = found
         return found, map(value_bytes, found.values)

@@ -35,7 +35,7 @@ def test_what_differs_in_sizes_alone_is_a_twin() -> None:
     twins = twins_of(ours, other)
     assert twins is not None
     assert [twins[value] for value in ours.values()] == list(other.values())
-    spans, same = spans_of(ours, uses_of(ours)), spans_of(other, uses_of(other))
+    spans, same = spans_of(uses_of(ours)), spans_of(uses_of(other))
     assert spans._replace(values=[twins[value] for value in spans.values]) == same
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import merge
+from operator import attrgetter
 from typing import cast
 
 from irpar.ir import Graph, Node, Value
@@ -46,18 +48,11 @@ def arena_lifetimes(
 
 def lifetimes(graph: Graph, uses: Uses | None = None) -> Iterator[Lifetime[Value | Node]]:
     """When each value is held that has bytes of its own on the device, and what a node's bodies hold while it runs."""
-    uses = uses or uses_of(graph)
-    roots, last = uses.roots, uses.last
-    steps = {node: number for number, node in enumerate(graph, 1)}
-    steps[graph.return_node] = len(steps) + 1
-    for value in graph.inputs:
-        if value in roots or value.memory != "device":
-            continue
-        yield Lifetime(value, value_bytes(value), 0, steps[last[value]] if value in last else 0)
-    for node in graph:
-        step = steps[node]
-        if inside := nested_bytes(node):
-            yield Lifetime(node, inside, step, step)
-        for value in node.results:
-            if value not in roots and value.memory == "device":
-                yield Lifetime(value, value_bytes(value), step, steps[last[value]] if value in last else step)
+    spans = (uses or uses_of(graph)).on_device
+    held: Iterator[Lifetime[Value | Node]] = map(
+        Lifetime, spans.values, map(value_bytes, spans.values), spans.first, spans.last
+    )
+    inside: list[Lifetime[Value | Node]] = [
+        Lifetime(node, nbytes, step, step) for step, node in enumerate(graph, 1) if (nbytes := nested_bytes(node))
+    ]
+    return merge(inside, held, key=attrgetter("first")) if inside else held

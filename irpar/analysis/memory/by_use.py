@@ -1,6 +1,7 @@
 """What the peak of a program is made of: parameters, gradients, optimizer state, activations and buffers."""
 
 from collections.abc import Iterator, Mapping, Set
+from functools import cached_property
 from itertools import accumulate
 
 from irpar.analysis.looping import LOOPS
@@ -136,30 +137,35 @@ def _kept(graph: Graph) -> dict[str, set[Value]]:
 
 
 class _Held:
-    """When values are held: from the node that makes one to the last that reads it or a view of it."""
+    """When values are held that something reads: from the node that makes one to the last that reads it or a view."""
 
     def __init__(self, graph: Graph, uses: Uses) -> None:
-        self.places: dict[Node | None, int] = {node: place for place, node in enumerate((*graph, graph.return_node))}
-        self.places[None] = -1
-        self.roots, self.last = uses.roots, uses.last
+        self._graph, self._last = graph, uses.last
+        spans = uses.on_device
+        self._spans_of = dict(zip(spans.values, zip(spans.first, spans.last, strict=True), strict=True))
 
     def at(self, values: Set[Value], node: Node | None) -> int:
         """The bytes of some values that are held while a node runs; before the first one where it is None."""
-        place = self.places[node]
-        return sum(size for start, end, size in self._spans(values) if start <= place <= end)
+        step = 0 if node is None else self._steps[node]
+        return sum(size for first, last, size in self._spans(values) if first <= step <= last)
 
     def most(self, values: Set[Value]) -> int:
         """The most bytes of some values that are held at once."""
         changes: dict[int, int] = {}
-        for start, end, size in self._spans(values):
-            changes[start] = changes.get(start, 0) + size
-            changes[end + 1] = changes.get(end + 1, 0) - size
-        return max(accumulate(changes[place] for place in sorted(changes)), default=0)
+        for first, last, size in self._spans(values):
+            changes[first] = changes.get(first, 0) + size
+            changes[last + 1] = changes.get(last + 1, 0) - size
+        return max(accumulate(changes[step] for step in sorted(changes)), default=0)
+
+    @cached_property
+    def _steps(self) -> dict[Node, int]:
+        return {node: step for step, node in enumerate(self._graph, 1)}
 
     def _spans(self, values: Set[Value]) -> Iterator[tuple[int, int, int]]:
         for value in values:
-            if value in self.last and value not in self.roots and value.memory == "device":
-                yield self.places[value.node], self.places[self.last[value]], value_bytes(value)
+            span = self._spans_of.get(value)
+            if span is not None and value in self._last:
+                yield *span, value_bytes(value)
 
 
 def _gradients(graph: Graph) -> tuple[set[Value], set[Value]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, islice
 from typing import NamedTuple
 
@@ -59,19 +60,6 @@ def memories_of(graph: Graph) -> tuple[Memory, ...]:
     return tuple(memory for memory in MEMORIES if memory == "device" or memory in found)
 
 
-@dataclass(frozen=True)
-class Uses:
-    """Until when the values of a graph are held, in its order.
-
-    Attributes:
-        roots: from `roots_of`.
-        last: from `last_uses`.
-    """
-
-    roots: dict[Value, Value]
-    last: dict[Value, Node]
-
-
 class Spans(NamedTuple):
     """Through which steps values of a graph are held in a memory: 0 is before the first node, 1 while that runs.
 
@@ -99,9 +87,29 @@ class Spans(NamedTuple):
         return list(islice(accumulate(changes), self.steps + 1))
 
 
-def spans_of(graph: Graph, uses: Uses, memory: Memory = "device") -> Spans:
+@dataclass(frozen=True)
+class Uses:
+    """Until when the values of a graph are held, in the order that it has.
+
+    Attributes:
+        graph: it.
+        roots: from `roots_of`.
+        last: from `last_uses`.
+    """
+
+    graph: Graph
+    roots: dict[Value, Value]
+    last: dict[Value, Node]
+
+    @cached_property
+    def on_device(self) -> Spans:
+        """The spans of what lies on the device."""
+        return spans_of(self)
+
+
+def spans_of(uses: Uses, memory: Memory = "device") -> Spans:
     """The spans of a graph in its order; of one that differs in sizes alone they are the same."""
-    roots = uses.roots
+    graph, roots = uses.graph, uses.roots
     steps = {node: step for step, node in enumerate(graph, 1)}
     steps[graph.return_node] = len(steps) + 1
     ends = {value: steps[node] for value, node in uses.last.items()}
@@ -126,7 +134,7 @@ def uses_of(graph: Graph, reads: Reads | None = None) -> Uses:
     """
     reads = reads_of(graph) if reads is None else reads
     roots = roots_of(graph, reads)
-    return Uses(roots, last_uses(graph, roots, reads))
+    return Uses(graph, roots, last_uses(graph, roots, reads))
 
 
 def peak(graph: Graph, uses: Uses | None = None, memory: Memory = "device") -> Peak:
@@ -159,7 +167,8 @@ def bytes_at_rest(graph: Graph, uses: Uses | None = None, memory: Memory = "devi
 
 def held_bytes(graph: Graph, uses: Uses | None = None, memory: Memory = "device") -> Iterator[tuple[Node | None, int]]:
     """The bytes of inputs and results that a memory holds before the first node (None), and while each node runs."""
-    spans = spans_of(graph, uses or uses_of(graph), memory)
+    uses = uses or uses_of(graph)
+    spans = uses.on_device if memory == "device" else spans_of(uses, memory)
     held = iter(spans.held(map(value_bytes, spans.values)))
     yield None, next(held)
     for node, size in zip(graph, held, strict=True):
