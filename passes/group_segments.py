@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import ClassVar, Literal
 
 from irpar.analysis.equal_nodes import equal_nodes
-from irpar.analysis.memory.liveness import Spans, nested_bytes, spans_of, uses_of, value_bytes
+from irpar.analysis.memory.liveness import Spans, nested_bytes, uses_of, value_bytes
 from irpar.analysis.memory.replaced import Reads, reads_of
 from irpar.analysis.twins import twins_of
 from irpar.ir import Graph, Module, Node, Value, captured_or_read
@@ -202,7 +202,7 @@ class _Arrangement:
         known = self.known_spans.get(slots)
         if known is not None:
             return known, map(self.size_of, known.values)
-        found = spans_of(uses_of(self.graph, self.held_for))
+        found = uses_of(self.graph, self.held_for).on_device
         if self.held_for is not None:
             self.known_spans[slots] = found
         return found, map(value_bytes, found.values)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
-from itertools import accumulate
 
 from irpar.analysis.looping import LOOPS
 from irpar.ir import Graph, Node, Value
@@ -14,6 +13,7 @@ from irpar.ops.effects import is_communication
 from irpar.ops.memory_copies import is_copy
 
 from .liveness import Peak, Uses, peak, uses_of, value_bytes
+from .offsets.lifetimes import Lifetime, most_held
 
 USES = ("parameters", "gradients", "optimizer", "activations", "buffers")
 
@@ -38,7 +38,7 @@ def bytes_by_use(graph: Graph, most: Peak, uses: Uses | None = None) -> dict[str
     if _tells_uses(graph):
         by_use = _by_use(graph)
         inside = {node: _inside(node, by_use) for node in graph if node.identity in LOOPS}
-        held = _Held(graph, uses or uses_of(graph))
+        held = _Held(uses or uses_of(graph))
         for use, values in by_use.items():
             with_bodies = (held.at(values, node) + each.get(use, 0) for node, each in inside.items())
             found[use] += max([held.most(values), *with_bodies])
@@ -51,7 +51,7 @@ def _inside(node: Node, by_use: Mapping[str, Set[Value]]) -> dict[str, int]:
     """What the body of a loop holds at its peak, by use, but for activations."""
     body = LOOPS[node.identity](node).body
     uses = uses_of(body)
-    held, where = _Held(body, uses), peak(body, uses).node
+    held, where = _Held(uses), peak(body, uses).node
     return {use: held.at(values, where) for use, values in _by_use_in_body(node, by_use).items()}
 
 
@@ -139,33 +139,29 @@ def _kept(graph: Graph) -> dict[str, set[Value]]:
 class _Held:
     """When values are held that something reads: from the node that makes one to the last that reads it or a view."""
 
-    def __init__(self, graph: Graph, uses: Uses) -> None:
-        self._graph, self._last = graph, uses.last
+    def __init__(self, uses: Uses) -> None:
+        self._graph, self._last = uses.graph, uses.last
         spans = uses.on_device
         self._spans_of = dict(zip(spans.values, zip(spans.first, spans.last, strict=True), strict=True))
 
     def at(self, values: Set[Value], node: Node | None) -> int:
         """The bytes of some values that are held while a node runs; before the first one where it is None."""
         step = 0 if node is None else self._steps[node]
-        return sum(size for first, last, size in self._spans(values) if first <= step <= last)
+        return sum(one.nbytes for one in self._lifetimes(values) if one.first <= step <= one.last)
 
     def most(self, values: Set[Value]) -> int:
         """The most bytes of some values that are held at once."""
-        changes: dict[int, int] = {}
-        for first, last, size in self._spans(values):
-            changes[first] = changes.get(first, 0) + size
-            changes[last + 1] = changes.get(last + 1, 0) - size
-        return max(accumulate(changes[step] for step in sorted(changes)), default=0)
+        return most_held(self._lifetimes(values), alignment=1)
 
     @cached_property
     def _steps(self) -> dict[Node, int]:
         return {node: step for step, node in enumerate(self._graph, 1)}
 
-    def _spans(self, values: Set[Value]) -> Iterator[tuple[int, int, int]]:
+    def _lifetimes(self, values: Set[Value]) -> Iterator[Lifetime[Value]]:
         for value in values:
             span = self._spans_of.get(value)
             if span is not None and value in self._last:
-                yield *span, value_bytes(value)
+                yield Lifetime(value, value_bytes(value), *span)
 
 
 def _gradients(graph: Graph) -> tuple[set[Value], set[Value]]:
