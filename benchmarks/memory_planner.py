@@ -23,13 +23,11 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
-
 import irpar
 from irpar import models
 from irpar.analysis.memory.arena import arena_bytes, arena_lifetimes
 from irpar.analysis.memory.offsets.exact import SECONDS, smallest
-from irpar.analysis.memory.offsets.greedy import lowest_first, lowest_in_order, rank_of
+from irpar.analysis.memory.offsets.greedy import greedy_offsets
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import ALIGNMENT, Lifetime, Rectangles, aligned, most_held
 
@@ -87,12 +85,7 @@ def _cut(piece: Rectangle, drawn: random.Random) -> list[Rectangle]:
 def best_greedy(held: Sequence[Lifetime[int]]) -> int:
     """The lowest end of all greedy orders."""
     found = Rectangles.of(held, 1)
-    area = found.size * found.steps
-    tops = []
-    for keys in ((-found.size,), (-area,), (-found.size, found.first), (-found.size, -found.steps)):
-        order = np.lexsort(keys)
-        tops += [found.top(lowest_in_order(found, order)), found.top(lowest_first(found, rank_of(order)))]
-    return min(tops)
+    return min(map(found.top, greedy_offsets(found)))
 
 
 def step_rows(ratios: list[float]) -> Iterator[str]:

@@ -1,10 +1,24 @@
 """Offsets one after the other, in orders that look at all lifetimes before they begin."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from .lifetimes import Ints, Rectangles
 
 _NEVER = np.iinfo(np.int64).max
+
+
+def greedy_offsets(rectangles: Rectangles) -> Iterator[Ints]:
+    """What greedy orders find: by size, by area, by the first step, and by how long things are held; larger ones first.
+
+    Each order twice: everything as low as what comes before it allows, and whatever can begin lowest next.
+    """
+    size, first, steps = -rectangles.size, rectangles.first, -rectangles.steps
+    for keys in ((size,), (-size * steps,), (size, first), (size, steps)):
+        order = np.lexsort(keys)
+        yield lowest_in_order(rectangles, order)
+        yield lowest_first(rectangles, rank_of(order))
 
 
 def lowest_in_order(rectangles: Rectangles, order: Ints) -> Ints:

@@ -6,7 +6,7 @@ import numpy as np
 
 from .beam import beam_search
 from .best_fit import best_fit
-from .greedy import lowest_first, lowest_in_order, rank_of
+from .greedy import greedy_offsets
 from .lifetimes import ALIGNMENT, Ints, K, Lifetime, Offsets, Rectangles, most_held, offsets_of
 
 MOST_FOR_GREEDY = 2**13
@@ -41,11 +41,8 @@ def place(held: Sequence[Lifetime[K]], alignment: int = ALIGNMENT) -> Offsets[K]
 
 def _tried(rectangles: Rectangles, bound: int) -> Iterator[Ints]:
     """What each heuristic finds."""
-    size, area = -rectangles.size, -rectangles.size * rectangles.steps
     least = np.iinfo(np.int64).max
-    for keys, is_in_order in ((size, True), (area, False), (size, False), (area, True)):
-        order = np.argsort(keys, kind="stable")
-        begins = lowest_in_order(rectangles, order) if is_in_order else lowest_first(rectangles, rank_of(order))
+    for begins in greedy_offsets(rectangles):
         least = min(least, rectangles.top(begins))
         yield begins
     if len(rectangles) <= MOST_FOR_SEARCH and least > bound * _WORTH_SEARCH:

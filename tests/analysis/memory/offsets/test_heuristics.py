@@ -10,7 +10,7 @@ from irpar.analysis.memory.arena import lifetimes as lifetimes_of
 from irpar.analysis.memory.offsets import heuristics
 from irpar.analysis.memory.offsets.beam import beam_search
 from irpar.analysis.memory.offsets.best_fit import best_fit
-from irpar.analysis.memory.offsets.greedy import lowest_first, lowest_in_order, rank_of
+from irpar.analysis.memory.offsets.greedy import greedy_offsets
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime, Rectangles, most_held, offsets_of
 from tests.budget import every
@@ -32,8 +32,7 @@ def test_each_heuristic_alone(drawn, alignment):
     held = lifetimes([one for one in drawn if one[0]])
     check_offsets(held, best_fit(held, alignment), alignment)
     rectangles = Rectangles.of(held, alignment)
-    order = np.argsort(-rectangles.size, kind="stable")
-    for begins in (lowest_in_order(rectangles, order), lowest_first(rectangles, rank_of(order))):
+    for begins in greedy_offsets(rectangles):
         check_offsets(held, offsets_of(held, begins.tolist()), alignment)
     bound = most_held(held, alignment)
     ends = []
@@ -45,10 +44,10 @@ def test_each_heuristic_alone(drawn, alignment):
 
 
 def test_a_beam_finds_what_greedy_orders_do_not(monkeypatch):
-    held = lifetimes([(3, 2, 3), (4, 4, 3), (1, 0, 3), (4, 0, 1), (2, 2, 2)])
-    assert place(held, 1).nbytes == most_held(held, 1) == 9
+    held = lifetimes([(6, 2, 4), (8, 5, 3), (8, 7, 1), (1, 4, 2), (1, 6, 2), (8, 0, 2), (3, 4, 4), (2, 1, 4)])
+    assert place(held, 1).nbytes == most_held(held, 1) == 20
     monkeypatch.setattr(heuristics, "MOST_FOR_SEARCH", 0)
-    assert place(held, 1).nbytes == 10
+    assert place(held, 1).nbytes == 21
 
 
 def test_the_same_each_time():
