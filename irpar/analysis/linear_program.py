@@ -1,7 +1,7 @@
 """Linear programs, by the simplex method of OR-Tools' GLOP, which takes the same steps each time."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -46,6 +46,8 @@ class LinearProgram:
         self._least: list[float] = []
         self._most: list[float] = []
         self._entries: dict[tuple[int, int], float] = {}
+        self._basis: tuple[list[Any], list[Any]] | None = None
+        """Of the last solution: the status of each variable and of each row that there were."""
 
     def variable(self, cost: float = 0.0, lower: float = 0.0, upper: float = 1.0) -> int:
         """A variable; returns its number."""
@@ -77,12 +79,33 @@ class LinearProgram:
         parameters = mathopt.SolveParameters(
             time_limit=timedelta(seconds=max(seconds, 0.0)), lp_algorithm=mathopt.LPAlgorithm.DUAL_SIMPLEX
         )
-        result = mathopt.solve(model, mathopt.SolverType.GLOP, params=parameters)
+        variables, rows = list(model.variables()), list(model.linear_constraints())
+        begin = mathopt.ModelSolveParameters(initial_basis=self._begin(mathopt, variables, rows))
+        result = mathopt.solve(model, mathopt.SolverType.GLOP, params=parameters, model_params=begin)
         if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
             return None
-        values = result.variable_values(list(model.variables()))
+        values = result.variable_values(variables)
+        basis = result.solutions[0].basis
+        self._basis = (
+            None
+            if basis is None
+            else ([basis.variable_status[each] for each in variables], [basis.constraint_status[each] for each in rows])
+        )
         least = result.termination.objective_bounds.dual_bound
         return Solved((least - abs(least) * _TOLERANCE) * unit, np.array(values, float))
+
+    def _begin(self, mathopt: Any, variables: Sequence[Any], rows: Sequence[Any]) -> Any:
+        """The basis of the last solution, with what was added since: it is as good as that, and breaks new rows alone."""
+        if self._basis is None:
+            return None
+        status = mathopt.BasisStatus
+        known, held = self._basis
+        lower = [status.AT_LOWER_BOUND] * (len(variables) - len(known))
+        basic = [status.BASIC] * (len(rows) - len(held))
+        return mathopt.Basis(
+            variable_status=dict(zip(variables, [*known, *lower], strict=True)),
+            constraint_status=dict(zip(rows, [*held, *basic], strict=True)),
+        )
 
     def _written(self, model: Any, unit: float) -> Any:
         """The program as OR-Tools reads it, costs divided by a unit."""

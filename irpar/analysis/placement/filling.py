@@ -51,15 +51,26 @@ def _with(assignment: Assignment, some: Sequence[Sequence[int]]) -> Assignment:
 def parts(simulator: Simulator, labels: Array) -> list[list[int]]:
     """The units with a label, those in one list that values connect and that have the same.
 
+    What next to nothing connects goes apart: two updates that multiply by one number are two parts, and that a third.
+
     Args:
         simulator: of the graph.
         labels: of each unit; 0: none.
     """
     ones, others = simulator.edges
-    joined = (labels[ones] == labels[others]) & (labels[ones] != 0)
+    joined = simulator.edges[:, (labels[ones] == labels[others]) & (labels[ones] != 0)]
+    is_loose = simulator.hubs[joined].any(axis=0)
     together: UnionFind[int] = UnionFind()
-    for one, other in zip(ones[joined].tolist(), others[joined].tolist(), strict=True):
+    for one, other in joined[:, ~is_loose].T.tolist():
         together.union(one, other)
+    around: dict[int, set[int]] = {}
+    for one, other in joined[:, is_loose].T.tolist():
+        for hub, neighbour in ((one, other), (other, one)):
+            if simulator.hubs[hub]:
+                around.setdefault(hub, set()).add(together[neighbour])
+    for hub, neighbours in around.items():
+        if len(neighbours) == 1:
+            together.union(hub, *neighbours)
     found: dict[int, list[int]] = {}
     for number in np.flatnonzero(labels).tolist():
         found.setdefault(together[number], []).append(number)

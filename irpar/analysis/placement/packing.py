@@ -17,7 +17,7 @@ from irpar.analysis.cp_sat import is_exact, is_proven, run, solver_module, unit_
 from .cut import copies
 from .graph import Assignment, PlacementGraph
 from .simulation import Simulator, worst_times
-from .terms import Term, terms_at
+from .terms import Term, Terms
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import BoolVarT, CpModel
@@ -54,11 +54,11 @@ def pack(
         times: when what is held is looked at first; others are added where it does not fit; None: at all times.
     """
     end = time.monotonic() + seconds
-    simulator = Simulator(graph)
+    simulator, terms = Simulator(graph), Terms(graph)
     rows = set(range(-1, graph.times + 1)) if times is None else set(times)
     bound = 0
     while True:
-        model = _Model(graph, limit, rows, known)
+        model = _Model(graph, limit, [terms.at(when) for when in sorted(rows)], known)
         solver = run(model.model, end - time.monotonic())
         if solver is None:
             return Packed(None, bound, False)
@@ -73,7 +73,7 @@ def pack(
 
 
 class _Model:
-    def __init__(self, graph: PlacementGraph, limit: int, times: Collection[int], known: Assignment) -> None:
+    def __init__(self, graph: PlacementGraph, limit: int, held: Sequence[Counter[Term]], known: Assignment) -> None:
         self.graph = graph
         self.model: CpModel = solver_module().CpModel()
         self.there = [self.model.new_bool_var("") for _ in graph.units]
@@ -82,7 +82,7 @@ class _Model:
         for number, where in enumerate(graph.fixed):
             if where is not None:
                 self.model.add(self.there[number] == int(where))
-        rows = {tuple(sorted(row.items(), key=repr)): row for row in (terms_at(graph, when) for when in sorted(times))}
+        rows = {tuple(sorted(row.items(), key=repr)): row for row in held}
         for row in rows.values():
             if sum(row.values()) > limit:
                 self.model.add(sum(nbytes * self._is_held(term) for term, nbytes in row.items()) <= limit)

@@ -21,7 +21,7 @@ from irpar.analysis.linear_program import LinearProgram
 from .cut import copies
 from .graph import PlacementGraph
 from .simulation import Array
-from .terms import Term, terms_at
+from .terms import Term, Terms
 
 _SMALL = 1e-4
 """Of the limit: of what is held at a time the smallest, so much together, is left out. That makes most of the rows."""
@@ -43,8 +43,9 @@ class Relaxed:
 class Relaxation:
     """The linear program, to which times are added at which no more may be held than fits."""
 
-    def __init__(self, graph: PlacementGraph, limit: int) -> None:
+    def __init__(self, graph: PlacementGraph, limit: int, terms: Terms) -> None:
         self.graph = graph
+        self._terms = terms
         self.limit = limit
         self.times: set[int] = set()
         self.program = LinearProgram()
@@ -81,7 +82,7 @@ class Relaxation:
         self.times.add(when)
         left = _SMALL * self.limit
         held: dict[int, float] = {}
-        for term, nbytes in sorted(terms_at(self.graph, when).items(), key=lambda each: each[1]):
+        for term, nbytes in sorted(self._terms.at(when).items(), key=lambda each: each[1]):
             left -= nbytes
             if left < 0:
                 variable = self._variable(term)

@@ -9,6 +9,7 @@ import numpy as np
 from .graph import Assignment, PlacementGraph
 from .relaxation import Relaxation, Relaxed
 from .simulation import Simulator, worst_times
+from .terms import Terms
 
 _NEAR_LIMITS = (1, 0.97, 1.03, 0.9)
 """Of the limit: for how many bytes linear programs are solved. The others lead to assignments that differ a little."""
@@ -53,8 +54,9 @@ def round_relaxations(
     """
     known = simulator.outcome(plain)
     found = Rounded(known.cost, [], [known.at])
+    terms = Terms(graph)
     for share in _NEAR_LIMITS:
-        relaxation = Relaxation(graph, round(limit * share))
+        relaxation = Relaxation(graph, round(limit * share), terms)
         for when in found.times:
             relaxation.add_time(when)
         for _ in range(_MOST_ROUNDS):

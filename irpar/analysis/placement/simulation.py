@@ -11,6 +11,10 @@ from .graph import BEFORE, PlacementGraph
 
 Array = np.ndarray[Any, Any]
 
+_FEW_READERS = 16
+_TRIFLE = 1e-6
+"""Of all bytes."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -106,6 +110,13 @@ class Simulator:
         """Units that have something, and those that read it: each pair of different ones once."""
         pairs = np.stack((self._unit[self._reads[:, 0]], self._reads[:, 2]))
         return np.unique(pairs[:, pairs[0] != pairs[1]], axis=1)
+
+    @cached_property
+    def hubs(self) -> Array:
+        """Whether a unit has next to nothing that many others read: the number 0.9, or the norm of all gradients."""
+        _, nbytes = self.worth
+        readers = np.bincount(self.edges[0], minlength=len(nbytes))
+        return (readers > _FEW_READERS) & (nbytes <= _TRIFLE * nbytes.sum())
 
     @cached_property
     def worth(self) -> tuple[Array, Array]:

@@ -21,12 +21,14 @@ SHARE = 0.4
 """Of the state, that the device may hold."""
 
 
-def _step(folder: Path, layers: int, width: int, batch: int, seq: int, precision: str) -> Module:
+def _step(
+    folder: Path, layers: int, width: int, batch: int, seq: int, precision: str, optimizer: str = "adamw"
+) -> Module:
     path = folder / "gpt.onnx"
     models.save(
         path, "gpt", weights="none", layers=layers, hidden=width, heads=width // 64, vocab=8192, batch=batch, seq=seq
     )
-    step = irpar.train_step(irpar.load(path), optimizer="adamw", precision=precision)
+    step = irpar.train_step(irpar.load(path), optimizer=optimizer, precision=precision)
     step.set_mesh("d=1")
     PassManager.parse(f"{NORMALISE},{COMPLETE},{MOVES},{LOCAL}").run(step)
     return step
@@ -39,13 +41,19 @@ def _program(step: Module) -> PlaceableProgram:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("width", "batch", "seq", "precision"),
-    [(1024, 1, 128, "bf16"), (1024, 1, 128, "f32"), (1024, 4, 256, "f32"), (256, 2, 64, "f32")],
+    ("width", "batch", "seq", "precision", "optimizer"),
+    [
+        (1024, 1, 128, "bf16", "adamw"),
+        (1024, 1, 128, "f32", "adamw"),
+        (1024, 4, 256, "f32", "adamw"),
+        (256, 2, 64, "f32", "adamw"),
+        (1024, 1, 128, "bf16", "lamb"),
+    ],
 )
 def test_a_gpt_of_24_layers_with_less_than_half_of_its_state(
-    tmp_path: Path, width: int, batch: int, seq: int, precision: str
+    tmp_path: Path, width: int, batch: int, seq: int, precision: str, optimizer: str
 ) -> None:
-    step = _step(tmp_path, LAYERS, width, batch, seq, precision)
+    step = _step(tmp_path, LAYERS, width, batch, seq, precision, optimizer)
     graph = _program(step).graph
     all_near = tuple(unit.device is not None for unit in graph.units)
     assert simulate(graph, all_near).peak == peak(step.graph).total_bytes
