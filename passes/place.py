@@ -10,7 +10,7 @@ from irpar.analysis.cost.device import node_seconds
 from irpar.analysis.cost.model import FEMTOSECONDS, CostModel, in_femtoseconds
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
-from irpar.analysis.memory.limit_search import LEAST_SECONDS, next_end, search_within
+from irpar.analysis.memory.limit_search import LEAST_SECONDS, MOST_TRIES, next_end, search_within
 from irpar.analysis.memory.liveness import peak, peak_bytes, value_bytes
 from irpar.analysis.placement import NoRoomError, Placement, PlacementGraph, solve
 from irpar.analysis.placement.of_program import PlaceableProgram, of_program
@@ -22,7 +22,7 @@ from irpar.analysis.placement.simulation import Simulator
 from irpar.analysis.recompute.costs import ASSUMED, Costs
 from irpar.ir import Graph, Module, Node
 from irpar.ir.clone import clone_graph
-from irpar.ops.memory_copies import copied_bytes, copies_of
+from irpar.ops.memory_copies import copied_bytes, copies_of, number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.sharding import IrparError
 from irpar.units import GIGABYTE, bytes_text, count_text, seconds_text
@@ -36,12 +36,12 @@ class Place(Pass):
 
     Before: local view, the order that of execution. After: the same values in the same order; nodes on the host say
     `place=host`, weights and state lie where they are read and replaced, each value is copied once in each direction.
-    Copies begin before they are needed where something hides them and the device has room. With a limit no rank's
+    Copies begin before they are needed where something hides them and the device has room. With limit-gb no rank's
     device holds more, which later passes keep: it is the module's memory limit then.
 
     What is not pinned is where the sum of all nodes and copies takes least time, none beside another: a minimal cut;
     where the device has no room for that, by linear programs and by CP-SAT (`irpar.analysis.placement`). The device has
-    the room of the option, else that of the module's memory limit, else that of the network's device.
+    the room of the option, but no more than the module's memory limit; else that, else that of the network's device.
 
     Options:
         host: scopes, nodes, weights or inputs of the model that are on the host, or globs of them.
@@ -87,6 +87,7 @@ class Place(Pass):
             module.placed |= write(program, found.on_device, reasons)
             if self.overlap:
                 _overlap(module, program.source, network, limit)
+        number_copies(module.graphs)
         if self.limit_gb:
             module.memory_limit = limit
         is_changed = any(not all(found.on_device) for _, found in placed)
@@ -157,11 +158,17 @@ class Place(Pass):
         for number, program in enumerate(programs):
             pinned = pins.pinned(program)
             found = known.get(pinned)
-            if found is None:
+            if found is None or (limit is not None and _held_after(program, found) > limit):
                 until = next_end(end, len(programs) - number, LEAST_SECONDS)
-                found = known[pinned] = _fitting(program, pinned, limit, until)
+                found = known[pinned] = self._fitting(program, pinned, limit, until)
             placed.append((program, found))
         return placed
+
+    def _fitting(self, program: PlaceableProgram, pinned: PlacementGraph, limit: int | None, end: float) -> Placement:
+        try:
+            return _fitting(program, pinned, limit, end)
+        except NoRoomError as error:
+            raise NoRoomError(limit or 0, error.least, format_pass(self)) from None
 
 
 def _fitting(program: PlaceableProgram, pinned: PlacementGraph, limit: int | None, end: float) -> Placement:
@@ -183,9 +190,7 @@ def _fitting(program: PlaceableProgram, pinned: PlacementGraph, limit: int | Non
         try:
             return solve(pinned, asked, seconds=seconds), True
         except NoRoomError:
-            if asked == limit:
-                raise
-            return None  # Nothing fits a lowered limit: that says nothing about the limit itself.
+            return None  # By its own account: the liveness of the program is asked below.
 
     found, _ = search_within(limit, end, search, partial(_held_after, program))
     return _smallest(program, pinned, limit) if found is None else found
@@ -223,9 +228,16 @@ def _overlap(module: Module, graph: Graph, network: Network, limit: int | None) 
     def copy_cost(nbytes: int) -> int:
         return model.copy("host", "device", nbytes) or 0
 
-    trial = clone_graph(graph)
-    if overlap(trial, limit, cost_of, copy_cost) and (limit is None or peak(trial).total_bytes <= limit):
-        overlap(graph, limit, cost_of, copy_cost)
+    asked = limit
+    for _ in range(MOST_TRIES):
+        trial = clone_graph(graph)
+        is_early = overlap(trial, asked, cost_of, copy_cost)
+        held = peak(trial).total_bytes if is_early else 0
+        if limit is None or asked is None or held <= limit:
+            if is_early:
+                overlap(graph, asked, cost_of, copy_cost)
+            return
+        asked -= held - limit
 
 
 def _held_after(program: PlaceableProgram, found: Placement) -> int:

@@ -63,8 +63,8 @@ class Store(Pass):
         auto: those of the three that are not said are auto.
         prefetch: steps before their use that things begin to come; 0: when they are read, and everything waits.
         pin_gb: GB of weights that stay on the device all the same.
-        limit_gb: GB that a rank may hold on its device; later passes keep to it. 0: where something is auto, what the
-            module or the network says; else any number.
+        limit_gb: GB that a rank may hold on its device, but no more than the module says; later passes keep to it. 0:
+            where something is auto, what the module or the network says; else any number.
         host_gb, disk_gb: GB that may lie there, of a rank; 0: any number.
         path: the folder where a run makes files for what it writes; empty: where the system has temporary ones.
         threshold_kb: what is smaller, in kB, stays on the device.
@@ -95,7 +95,7 @@ class Store(Pass):
         self._check(module)
         before, costs, lacking = peak_bytes(module), Costs(module), self._lacking(module)
         rates = Rates.of_network(network_of(module.network))
-        limit = self._limit(module) if self._is_auto else round(self.limit_gb * GIGABYTE)
+        limit = self._limit(module)
         end, count = time.monotonic() + self.seconds, len(module.graphs)
         written: list[Written] = []
         for number, graph in enumerate(module.graphs):
@@ -112,7 +112,7 @@ class Store(Pass):
             raise self._too_much(after, limit, "move more of it, bring it later (a smaller prefetch)")
         old = module.memory_limit
         if limit:
-            module.memory_limit = min(limit, old or limit)
+            module.memory_limit = limit
         if not changed:
             note = f"ranks hold {bytes_text(before)}, which fits" if self._is_auto else "nothing moves"
             return PassResult(module.memory_limit != old, (note, *lacking))
@@ -162,9 +162,14 @@ class Store(Pass):
             )
 
     def _limit(self, module: Module) -> int:
-        """What a rank may hold: as said, else as the module or the device has it."""
-        network = network_of(module.network)
-        limit = round(self.limit_gb * GIGABYTE) or module.memory_limit or network.memory
+        """What a rank may hold: as said, but no more than the module has it; else as that or the device has it.
+
+        By hand any number where nothing is said: 0.
+        """
+        said, network = round(self.limit_gb * GIGABYTE), network_of(module.network)
+        if said or not self._is_auto:
+            return min(said, module.memory_limit or said)
+        limit = module.memory_limit or network.memory
         if limit is None:
             raise IrparError(
                 "store with auto needs a limit",
@@ -199,7 +204,8 @@ class Store(Pass):
         wish = Wish(memory, self.prefetch, round(self.pin_gb * GIGABYTE))
         items = items_of(graph, self._least)
         pinned = pinned_by_hand(items, steps_of_layers(graph, items), wish, lambda item: _trips_of(item, graph))
-        if let_bodies_make(graph, [item.value for item in items if wish.moves(item) and item.value not in pinned]):
+        wanted = [item.value for item in items if item.made is None and wish.moves(item) and item.value not in pinned]
+        if let_bodies_make(graph, wanted):
             items = items_of(graph, self._least)
         steps = steps_of_layers(graph, items)
         bodies = list(loop_bodies(graph, items, self._least, by_layers=True))

@@ -95,7 +95,7 @@ class LinearProgram:
         return Solved((least - abs(least) * _TOLERANCE) * unit, np.array(values, float))
 
     def _begin(self, mathopt: Any, variables: Sequence[Any], rows: Sequence[Any]) -> Any:
-        """The basis of the last solution, with what was added since: it is as good as that, and breaks new rows alone."""
+        """The basis of the last solution, and of what was added since: only new rows are broken then."""
         if self._basis is None:
             return None
         status = mathopt.BasisStatus

@@ -79,6 +79,12 @@ def place_of(given: Mapping[str, Any]) -> "PlacePass | Literal[False] | None":
     if not said:
         return None
     chosen = choice("--place", given["place"] or "auto", CHOICES)
+    if given["pipeline"] is not None:
+        do = f"write place{{limit-gb=16}} into the pipeline, after localize, and leave out {said[0]}"
+        raise IrparError(
+            f"{said[0]} and --pipeline both say what runs",
+            do="leave out --place off: place runs where the pipeline has it" if chosen == "off" else do,
+        )
     if chosen == "off":
         if len(said) > 1:
             raise IrparError(
@@ -89,11 +95,6 @@ def place_of(given: Mapping[str, Any]) -> "PlacePass | Literal[False] | None":
     size = given["device_memory_gb"]
     if size is not None and not 0 < size < math.inf:
         raise IrparError(f"--device-memory-gb {size:g}", do="give a number of GB above 0")
-    if given["pipeline"] is not None:
-        raise IrparError(
-            f"{said[0]} and --pipeline both say what runs",
-            do=f"write place{{limit-gb=16}} into the pipeline, after localize, and leave out {said[0]}",
-        )
     require_folder(given["out"], said[0])
     from irpar.passes.place import Place
 

@@ -229,6 +229,11 @@ def number_copies(graphs: Sequence[Graph]) -> bool:
     return changed
 
 
+def can_be_copied(type_: Type | None) -> bool:
+    """Whether a value of a type can be copied between memories: a tensor of numbers."""
+    return isinstance(type_, TensorType) and type_.dtype is not DType.STR
+
+
 # -- what must hold -------------------------------------------------------------------------------------------------
 
 
@@ -253,7 +258,7 @@ def copy_problems(module: Module, node: Node) -> Iterator[str]:
         yield f"copies %{source.name} to the {to}, where it lies already: read it as it is"
     if result.memory != to:
         yield f"copies to the {to}, but %{result.name} lies in {result.memory}"
-    if not isinstance(source.type, TensorType) or source.type.dtype is DType.STR:
+    if not can_be_copied(source.type):
         yield f"copies %{source.name}, which is {source.type}; only tensors of numbers are copied"
         return
     expected = InflightType(source.type) if begins else source.type

@@ -71,6 +71,7 @@ def test_the_evaluation_of_a_step_is_placed_as_the_step_is(tmp_path: Path) -> No
         (["--place", "off", "--host", "tables.*"], "--place off leaves all on the device"),
         (["--device-memory-gb", "0"], "--device-memory-gb 0"),
         (["--host", "tables.*", "--pipeline", "dce"], "--host and --pipeline both say what runs"),
+        (["--place", "off", "--pipeline", "place{}"], "leave out --place off: place runs where the pipeline has it"),
         (["--host", "tabels.*"], 'no scope, no node, no weight and no input is "tabels.*"'),
     ],
 )

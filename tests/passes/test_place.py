@@ -124,13 +124,13 @@ def test_copies_begin_early_and_are_waited_for_late() -> None:
     assert [line.split(" : ")[0].strip() for line in str(found).splitlines()[3:-1]] == [
         "%rows = Gather(%table, %ids) {| place=host}",
         "%a = MatMul(%x, %x)",
-        '%rows_2 = irpar.CopyStart(%rows) {to="device", id=2}',
+        '%rows_2 = irpar.CopyStart(%rows) {to="device", id=0}',
         "%b = MatMul(%a, %x)",
-        "%rows_3 = irpar.Wait(%rows_2) {id=2}",
+        "%rows_3 = irpar.Wait(%rows_2) {id=0}",
         "%y = MatMul(%rows_3, %b)",
-        '%y_2 = irpar.CopyStart(%y) {to="host", id=3}',
+        '%y_2 = irpar.CopyStart(%y) {to="host", id=1}',
         "%z = MatMul(%b, %b)",
-        "%y_3 = irpar.Wait(%y_2) {id=3}",
+        "%y_3 = irpar.Wait(%y_2) {id=1}",
         "%c = MatMul(%z, %z)",
         "%s = Neg(%y_3) {| place=host}",
     ]
@@ -244,11 +244,58 @@ def test_what_a_pin_names_and_cannot_be_on_the_host_stays() -> None:
     assert [node.op_type for node in module.graph if node.place == "host"] == ["MatMul"]
 
 
+SUMS = """
+mesh @m = ["one"=1]
+graph local @g(%x: f32[3, 64, 64] of [3, 64, 64]) -> (%t) opset 21 ranks [0] {
+  %zero = constant : f32[] of [] 0.0
+  %shape = constant : i64[2] of [2] [64, 64]
+  %s = Expand(%zero, %shape) : f32[64, 64] of [64, 64]
+  %t = Scan(%s, %x) {num_scan_inputs=1, body=graph @body(%u: f32[64, 64], %i: f32[64, 64]) -> (%d) {
+    %c = RandomNormalLike(%i) : f32[64, 64]
+    %d = Add(%u, %c) : f32[64, 64]
+  }} : f32[64, 64] of [64, 64]
+}
+"""
+"""Chance keeps the loop on the device."""
+
+
+def test_what_a_sum_begins_as_is_where_its_loop_is() -> None:
+    held = peak_bytes(read(SUMS))
+    large = "f32[1024, 1024] of [1024, 1024]"
+    product = f'%w = constant : {large} data("w", 0, {4 * 1024**2})\n  %m = MatMul(%w, %w) : {large}'
+    text = SUMS.replace("-> (%t)", "-> (%t, %m)").replace("%t = Scan", f"{product}\n  %t = Scan")
+    module = read(text)
+    run_pipeline(f"place{{limit-gb={held / 1e9}}}", module)
+    assert [node.place for node in module.graph] == [None, "host", None]
+    assert not list(copies_of(module.graph))
+    assert peak_bytes(module) == held
+
+
+STRINGS = """
+mesh @m = ["one"=1]
+graph local @g(%x: str[4] of [4], %n: seq<f32[2]>, %a: f32[2] of [2]) -> (%y, %z) opset 21 ranks [0] {
+  %y = StringNormalizer(%x) : str[4] of [4]
+  %i = constant : i64[] of [] 0
+  %b = SequenceAt(%n, %i) : f32[2] of [2]
+  %z = Add(%a, %b) : f32[2] of [2]
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("pin", "told"), [("x", "%x is str[4]; only tensors of numbers"), ("n", "%n is seq<"), ("y", "gives strings")]
+)
+def test_what_no_copy_carries_stays_on_the_device(pin: str, told: str) -> None:
+    assert told in _refused(f"place{{host=[{pin}]}}", STRINGS)
+
+
 def test_a_limit_that_nothing_fits_says_the_least_that_does() -> None:
     with pytest.raises(NoRoomError) as told:
         run("place{device=[embedding], limit-gb=1}", LOOK_UP)
-    assert told.value.least == 2048000000 + 64 * 8 + 64 * 512 * 4 + 2 * 8  # With the shape.
-    assert f"give a limit of at least {told.value.least:,} bytes" in str(told.value)
+    assert told.value.least == 2048000000 + 64 * 8 + 64 * 512 * 4
+    assert f"it holds {told.value.least:,} bytes" in str(told.value)
+    assert "  place{device=[embedding], limit-gb=1}" in str(told.value).splitlines()
+    assert "give limit-gb=2.049 or more" in str(told.value)
 
 
 @pytest.mark.parametrize("least", [900_000_000, 1_200_000_000])
@@ -265,7 +312,7 @@ def test_what_holds_least_is_tried_where_nothing_fits_a_lowered_limit(
         return
     told = _refused("place{limit-gb=1}")
     assert "holds at most 1,000,000,000 bytes" in told
-    assert "give a limit of at least 1,200,000,000 bytes" in told
+    assert "give limit-gb=1.2 or more" in told
 
 
 @pytest.mark.parametrize(

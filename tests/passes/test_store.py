@@ -321,6 +321,14 @@ def test_what_fits_stays() -> None:
     assert str(module) == before
 
 
+def test_no_limit_is_above_that_of_the_module() -> None:
+    module = layers(6, 128)
+    held = peak_bytes(module)
+    module.memory_limit = held // 2
+    run_pipeline(f"store{{auto=true, limit-gb={held / 1e9}, seconds=0}}", module)
+    assert peak_bytes(module) <= held // 2 == module.memory_limit
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 

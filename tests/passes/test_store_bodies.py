@@ -8,7 +8,9 @@ import pytest
 import irpar
 from irpar import models
 from irpar.analysis.memory.liveness import constant_bytes, peak_bytes
-from irpar.ir import Module
+from irpar.analysis.memory.sums import sums_of
+from irpar.analysis.storage.items import items_of
+from irpar.ir import Module, parse_module
 from irpar.ops.memory_copies import copies_of
 from irpar.pass_manager.default_pipeline import composed
 from irpar.runtime.executor import Executor
@@ -31,6 +33,18 @@ graph local @g(%x: f32[3, 2, 4] of [3, 2, 4], %s: f32[2, 4] of [2, 4]) -> (%t, %
   %r = MatMul(%t, %w1) : f32[2, 4]
 }
 """
+
+
+def test_what_a_sum_begins_as_stays() -> None:
+    text = SCAN.replace("(%x: f32[3, 2, 4] of [3, 2, 4], %s: f32[2, 4] of [2, 4])", "(%x: f32[3, 2, 4] of [3, 2, 4])")
+    spread = """%zero = constant : f32[] 0.0
+  %shape = constant : i64[2] [2, 4]
+  %s = Expand(%zero, %shape) : f32[2, 4]
+  %t = Scan"""
+    graph = parse_module(text.replace("%t = Scan", spread)).graph
+    sums = [each.start for node in graph for each in sums_of(node)]
+    assert [value.name for value in sums if value is not None] == ["s"]
+    assert not {item.value for item in items_of(graph, 1)} & set(sums)  # It takes no memory.
 
 
 def test_a_body_brings_what_it_reads_in_each_trip() -> None:

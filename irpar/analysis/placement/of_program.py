@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from networkx.utils import UnionFind
 
@@ -13,11 +14,13 @@ from irpar.analysis.cost.node import Work, node_flops
 from irpar.analysis.engines import is_known
 from irpar.analysis.memory.liveness import Uses, nested_bytes, uses_of, value_bytes
 from irpar.analysis.memory.replaced import held_for
+from irpar.analysis.memory.sums import sums_of
 from irpar.analysis.newest import view_roots
 from irpar.ir import Graph, Node, TensorType, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
 from irpar.ops.coords import COORDS
 from irpar.ops.effects import draws_random_numbers, goes_to_group
+from irpar.ops.memory_copies import can_be_copied
 from irpar.ops.updates import is_for_plans
 
 from .graph import BEFORE, PlacedValue, PlacementGraph, Unit
@@ -221,6 +224,11 @@ class _Reader:
                     maker = value.node
                     if maker is not None and maker.graph is self.graph and _updates(maker) and _is_alike(value, node):
                         self.together.union(node, maker)
+        # What a sum of a loop begins as takes no memory beside its loop, and all of it elsewhere.
+        starts = ((node, each.start) for node in self.nodes if node.attributes for each in sums_of(node))
+        for node, start in starts:
+            if start is not None and start.node in self.times and start.node not in self.viewing:
+                self.together.union(node, start.node)
         for value, state in self.graph.states.items():
             if state.output is not None:
                 new = self.graph.output(state.output)
@@ -231,7 +239,9 @@ class _Reader:
         first = nodes[0] if nodes else things[0]
         label = first.label if isinstance(first, Node) else first.source_name
         device = self._cost(nodes, is_host=False)
-        refused = next((f"{node.title} {why}" for node in nodes if (why := host_refusal(node)) is not None), None)
+        refusals_of_nodes = (f"{node.title} {why}" for node in nodes if (why := host_refusal(node)) is not None)
+        values = (thing for thing in things if isinstance(thing, Value))
+        refused = next(chain(refusals_of_nodes, filter(None, map(_input_refusal, values))), None)
         if refused is not None:
             refusals[number] = refused
             return Unit(label, None, device)
@@ -292,7 +302,16 @@ def host_refusal(node: Node) -> str | None:
     values = (*captured_or_read(node), *node.results)
     if not all(isinstance(value.type, TensorType) and value.type.is_static for value in values):
         return "has an operand or a result of no static size"
+    if not all(can_be_copied(value.type) for value in values):
+        return "reads or gives strings, which are not copied between memories"
     return None
+
+
+def _input_refusal(value: Value) -> str | None:
+    """Why an input or a constant cannot be on the host; None where it can."""
+    if can_be_copied(value.type) and value.is_static:
+        return None
+    return f"%{value.source_name} is {value.type}; only tensors of numbers and of static sizes are copied"
 
 
 def _updates(node: Node) -> bool:

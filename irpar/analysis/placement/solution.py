@@ -7,8 +7,9 @@ from itertools import product
 
 import numpy as np
 
+from irpar.asked import spelled
 from irpar.errors import IrparError
-from irpar.units import bytes_text
+from irpar.units import bytes_text, gigabytes_option
 
 from .cut import cheapest
 from .filling import filled, parts
@@ -38,12 +39,14 @@ class NoRoomError(IrparError):
         least: the bytes that fit at the least.
     """
 
-    def __init__(self, limit: int, least: int) -> None:
+    def __init__(self, limit: int, least: int, where: str = "") -> None:
         self.least = least
+        room = gigabytes_option(least)
         super().__init__(
             f"nothing that runs holds at most {limit:,} bytes ({bytes_text(limit)}) on the device",
             notes=(f"with all on the host that can be there it holds {least:,} bytes ({bytes_text(least)})",),
-            do=f"give a limit of at least {least:,} bytes, or pin less to the device",
+            where=where,
+            do=f"give {spelled(f'--device-memory-gb {room}', f'limit-gb={room}')} or more, or pin less to the device",
         )
 
 

@@ -6,9 +6,11 @@ from typing import Literal
 
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.analysis.memory.replaced import held_for
+from irpar.analysis.memory.sums import sums_of
 from irpar.analysis.newest import view_roots
-from irpar.ir import DType, Graph, Node, State, TensorType, Value
-from irpar.ops.memory_copies import node_place
+from irpar.ir import Graph, Node, State, Value
+from irpar.ops import traits
+from irpar.ops.memory_copies import can_be_copied, node_place
 
 Kind = Literal["weights", "state", "activations"]
 KINDS: tuple[Kind, ...] = ("weights", "state", "activations")
@@ -56,12 +58,16 @@ def item_in(graph: Graph, item: MovableValue) -> MovableValue:
 def items_of(graph: Graph, least: int) -> list[MovableValue]:
     """The items of a program that hold so many bytes, weights and state first, then what nodes make, in order.
 
-    What a run gives is none of them, but for what replaces state; nor is what says where a rank is, or sizes.
+    What a run gives is none of them, but for what replaces state; nor is what says where a rank is, or sizes. Neither
+    is what the sum of a loop begins as, which takes no memory, nor what nodes make or replace and a started collective
+    or copy takes: it stays until the wait.
     """
     roots = view_roots(graph)
     reads = reads_of(graph, roots)
     places = {node: place for place, node in enumerate(graph)}
     given = {roots.get(value, value) for value in graph.outputs}
+    starts = {each.start for node in graph if node.attributes for each in sums_of(node)}
+    taken = {roots.get(value, value) for node in graph if traits(node).starts for value in node.inputs}
     found = [*_weights(graph, given, reads), *_states(graph, given, reads, places)]
     new = {graph.output(state.output) for state in graph.states.values() if state.output is not None}
     for node, place in places.items():
@@ -72,15 +78,19 @@ def items_of(graph: Graph, least: int) -> list[MovableValue]:
             for value in node.results
             if value not in roots and value not in given and value not in new and value in reads and _is_stored(value)
         )
-    return [item for item in found if item.nbytes >= max(least, 1) and item.reads]
+    return [
+        item
+        for item in found
+        if item.nbytes >= max(least, 1)
+        and item.reads
+        and item.value not in starts
+        and (item.kind == "weights" or item.value not in taken)
+    ]
 
 
 def _is_stored(value: Value) -> bool:
     """Whether copies can bring a value elsewhere."""
-    type_ = value.type
-    return (
-        value.memory == "device" and isinstance(type_, TensorType) and type_.is_static and type_.dtype is not DType.STR
-    )
+    return value.memory == "device" and value.is_static and can_be_copied(value.type)
 
 
 def _weights(graph: Graph, given: Collection[Value], reads: Mapping[Value, Sequence[int]]) -> Iterator[MovableValue]:

@@ -59,8 +59,10 @@ class DirectFile:
         self._closing = weakref.finalize(self, _close, self._handles)
         if _O_DIRECT:
             with suppress(OSError):
-                self._direct = os.open(path, access | _O_DIRECT | os.O_CLOEXEC)
-                self._handles.append(self._direct)
+                direct = os.open(path, access | _O_DIRECT | os.O_CLOEXEC)
+                self._handles.append(direct)
+                if os.path.sameopenfile(direct, cached):  # Else another file has that name by now.
+                    self._direct = direct
         self.is_direct = self._direct >= 0
         self._written = os.fstat(cached).st_mtime_ns
 

@@ -149,7 +149,7 @@ class Disk:
         data = flat.reshape(-1).view(np.uint8)
         extent = self._spill_file(rank).lend(data.nbytes, behind_block(data))
         requests = [
-            self._threads.submit(extent.file.write, memory, position)
+            self._threads.submit(extent.write, memory, position)
             for memory, position in pieces(data, extent, PIECE_BYTES)
         ]
         return Transfer(requests, partial(DiskArray, extent, flat.dtype, array.shape))

@@ -38,6 +38,10 @@ class Extent:
         self.file.read(memory, position, least)
         self.file.check_unchanged()
 
+    def write(self, memory: Array, position: int) -> None:
+        """As `DirectFile.write`; nobody else gets these bytes before that has ended."""
+        self.file.write(memory, position)
+
     @property
     def room(self) -> int:
         """Bytes of all blocks that have some of it."""
