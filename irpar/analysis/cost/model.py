@@ -17,7 +17,7 @@ sums do not depend on their order. Equal amounts are told apart by launches, and
 Suggestions, which know no device, weigh FLOPs, weights and sent bytes against each other as `figures` says.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from irpar.ir import Graph, Memory, Node
@@ -42,6 +42,9 @@ What a local program saves in work is little beside its launches, so that it doe
 
 FEMTOSECONDS = 1e15
 """In a second."""
+
+CostOf = Callable[[Node], int]
+"""What it costs to run a node, in femtoseconds where it is time."""
 
 IMPOSSIBLE: Price = (1 << 200, 0, 0)
 """Of results that should be partial over axes that they are not."""

@@ -6,10 +6,9 @@ is, are read at times by units, and are copied once in each direction in which a
 
 from .graph import PlacedValue, PlacementGraph, Unit
 from .simulation import Outcome, simulate
-from .solution import METHODS, NoRoomError, Placement, solve
+from .solution import NoRoomError, Placement, solve
 
 __all__ = [
-    "METHODS",
     "NoRoomError",
     "Outcome",
     "PlacedValue",

@@ -1,6 +1,6 @@
 """The placement graph of a program."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -8,7 +8,7 @@ from itertools import chain
 from networkx.utils import UnionFind
 
 from irpar.analysis.cost.device import node_seconds, tells_a_place
-from irpar.analysis.cost.model import in_femtoseconds
+from irpar.analysis.cost.model import CostOf, in_femtoseconds
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.node import Work, node_flops
 from irpar.analysis.engines import is_known
@@ -24,8 +24,6 @@ from irpar.ops.memory_copies import can_be_copied
 from irpar.ops.updates import is_for_plans
 
 from .graph import BEFORE, PlacedValue, PlacementGraph, Unit
-
-CostOf = Callable[[Node], int]
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class _Reader:
         self.device_cost = device_cost
         self.host = network.host
         self.device = network.device
-        self.link = network.host_link
+        self.network = network
         self.uses: Uses = uses_of(graph)
         self.views = view_roots(graph, of_known_sizes=True)
         self.viewing = {value.node for value in self.views}
@@ -188,7 +186,7 @@ class _Reader:
     def _values(self, unit_of: dict[Node | Value, int]) -> Iterator[PlacedValue]:
         for value, read in self.found.items():
             nbytes = value_bytes(value)
-            cost = in_femtoseconds(self.link.latency + nbytes / self.link.bandwidth)
+            cost = in_femtoseconds(self.network.copy_seconds("host", "device", nbytes) or 0)
             yield PlacedValue(
                 value.name,
                 nbytes,

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+from irpar.analysis.cost.model import CostOf
+from irpar.analysis.layers.find import holder_in
 from irpar.analysis.memory.liveness import constant_bytes, held_bytes
 from irpar.ir import Graph, Node, Value
 from irpar.ops.memory_copies import CopyWriter, copied_bytes, is_copy
-
-CostOf = Callable[[Node], int]
 
 
 def overlap(graph: Graph, limit: int | None, cost_of: CostOf, copy_cost: Callable[[int], int]) -> int:
@@ -87,15 +87,8 @@ class _Overlap:
         return found
 
     def _first_reader(self, value: Value) -> int:
-        places = [self.places[self._holder(user)] for user in value.users]
+        places = [self.places[holder_in(user, self.graph)] for user in value.users]
         return min(places, default=len(self.nodes))
-
-    def _holder(self, node: Node) -> Node:
-        while node not in self.places:
-            assert node.graph is not None
-            assert node.graph.parent is not None
-            node = node.graph.parent
-        return node
 
     def _node(self, place: int) -> Node | None:
         """The node that stands at a place; where it was a copy that began elsewhere, the next."""

@@ -116,7 +116,7 @@ class Simulator:
         """Whether a unit has next to nothing that many others read: the number 0.9, or the norm of all gradients."""
         _, nbytes = self.worth
         readers = np.bincount(self.edges[0], minlength=len(nbytes))
-        return (readers > _FEW_READERS) & (nbytes <= _TRIFLE * nbytes.sum())
+        return np.asarray((readers > _FEW_READERS) & (nbytes <= _TRIFLE * nbytes.sum()))
 
     @cached_property
     def worth(self) -> tuple[Array, Array]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from .packing import pack
 from .rounding import Rounded, round_relaxations
 from .simulation import Outcome, Simulator
 
-METHODS = ("auto", "linear")
+Method = Literal["auto", "linear"]
 """All together; and without CP-SAT."""
 FEW = 80
 """Units of a graph of which each is decided for itself; of larger ones those go together that are placed alike."""
@@ -79,13 +80,13 @@ class Placement:
         return max(0.0, 1 - self.bound / self.outcome.cost) if self.outcome.cost else 0.0
 
 
-def solve(graph: PlacementGraph, limit: int | None = None, method: str = "auto", seconds: float = 5) -> Placement:
+def solve(graph: PlacementGraph, limit: int | None = None, method: Method = "auto", seconds: float = 5) -> Placement:
     """The cheapest assignment as far as time allows; the optimum where it keeps the limit by itself, or there is none.
 
     Args:
         graph: it.
         limit: bytes that the device may hold; None: as many as there are.
-        method: one of METHODS.
+        method: which searches.
         seconds: of search.
 
     Raises:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from irpar.analysis.cost.model import CostOf
 from irpar.analysis.memory.liveness import constant_bytes, last_uses, nested_bytes, roots_of, value_bytes
 from irpar.ir import Graph, Node, Value, captured_or_read
 from irpar.ops import holds_collectives, traits
@@ -12,8 +13,6 @@ from irpar.ops.effects import draws_random_numbers, is_communication
 from .graph_tree import GraphTree
 from .training_graph import TrainingGraph, TrainingNode
 
-CostOf = Callable[[Node], int]
-"""What it costs to run a node, in any unit."""
 MaySendAgain = Callable[[Node], bool]
 """Whether a collective may run again."""
 

@@ -10,6 +10,7 @@ back within a trip, too. A loop that stands in another one, or in a branch, is a
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
+from irpar.analysis.cost.model import CostOf
 from irpar.analysis.layers.find import holder_in
 from irpar.analysis.looping import LOOPS
 from irpar.analysis.memory.liveness import peak
@@ -26,7 +27,7 @@ from .items import MovableValue, items_of, reads_of
 from .moves import Move, Wish, moves_by_hand, moves_in
 from .rewriting import write_moves
 from .steps import Steps, steps_of_layers, steps_of_reads
-from .timeline import CostOf, Rates, Timeline, seconds_of_steps, timeline
+from .timeline import Rates, Timeline, seconds_of_steps, timeline
 
 
 @dataclass(frozen=True)

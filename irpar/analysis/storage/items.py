@@ -13,7 +13,6 @@ from irpar.ops import traits
 from irpar.ops.memory_copies import can_be_copied, node_place
 
 Kind = Literal["weights", "state", "activations"]
-KINDS: tuple[Kind, ...] = ("weights", "state", "activations")
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,23 +1,19 @@
 """How long the copies of a program take, and how much of that is beside computation."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from irpar.analysis.cost.model import FEMTOSECONDS, CostOf
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.recompute.costs import ASSUMED
-from irpar.ir import Graph, Memory, Node
+from irpar.ir import Graph, Memory
 
 from .moves import Move
 from .steps import Steps
-
-CostOf = Callable[[Node], int]
-"""Femtoseconds of a node."""
-
-_FEMTOSECOND = 1e-15
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class Timeline:
 def seconds_of_steps(graph: Graph, steps: Steps, cost: CostOf) -> "list[float]":
     """What each step computes for; `cost` in femtoseconds."""
     nodes = np.array([cost(node) for node in graph] or [0], np.float64)
-    return [float(part) for part in np.add.reduceat(nodes, steps.firsts) * _FEMTOSECOND]
+    return [float(part) for part in np.add.reduceat(nodes, steps.firsts) / FEMTOSECONDS]
 
 
 def timeline(moves: Sequence[Move], steps: Steps, seconds: Sequence[float], rates: Rates) -> Timeline:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import pairwise, product
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from irpar.analysis.cost.network import Disk, Network, Speed
 from irpar.analysis.storage.auto import _Search, solve
 from irpar.analysis.storage.gaps import Gaps, Numbers, Room
-from irpar.analysis.storage.items import KINDS, MovableValue, items_of
+from irpar.analysis.storage.items import Kind, MovableValue, items_of
 from irpar.analysis.storage.steps import Steps, steps_of_reads
 from irpar.analysis.storage.timeline import Rates
 from irpar.ir import Graph
@@ -60,7 +61,7 @@ def subsets(gaps: Gaps) -> Iterator[Numbers]:
 @pytest.mark.parametrize("seed", range(budget(200)))
 def test_no_other_choice_waits_less(seed: int) -> None:
     graph, items, steps, seconds, random = problem(seed)
-    memory = dict.fromkeys(KINDS, ("host",))
+    memory = dict.fromkeys(get_args(Kind), ("host",))
     gaps = Gaps(graph, items, steps, RATES, Room(0, memory))
     least, whole = int(gaps.held(np.ones(len(gaps.all), np.bool_)).max()), int(gaps.whole.max())
     room = Room(int(random.integers(least, whole + 1)), memory)
