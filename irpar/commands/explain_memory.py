@@ -100,7 +100,7 @@ def _print(console: "Console", plan: "Plan", report: "PeakReport | None", missin
         made.add_row(ranks, *held, bytes_text(entry["peak_bytes"]), *others)
     console.print(made)
     console.print(
-        Text("gradients and buffers: the most that is held at once; activations: what else is held at the peak"),
+        Text("of each kind the most that is held at once; activations: what else is held at the peak"),
         soft_wrap=True,
     )
     console.print()

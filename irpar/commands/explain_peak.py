@@ -161,13 +161,16 @@ class PeakReport:
     def _print_changes(self, console: "Console") -> None:
         from irpar.analysis.memory.liveness import peak_bytes
 
+        before = peak_bytes(self.programs.now)
+        if not before:
+            console.print("the device holds nothing", soft_wrap=True)
+            return
         if not self.changes:
             console.print("nothing that was tried lowers the peak by a hundredth", soft_wrap=True)
         for line in self.untried:
             console.print(Text(line), soft_wrap=True)
         if not self.changes:
             return
-        before = peak_bytes(self.programs.now)
         seconds = self.programs.seconds(self.programs.now)
         made = table("", "would lower the peak", "to", "by", "time a step", right=("to", "by", "time a step"))
         for number, each in enumerate(self.changes, 1):

@@ -300,7 +300,7 @@ def _write_new(
     if asked.pipeline is None and (chosen := default_pipeline(module, **added)) != DEFAULT_PIPELINE:
         manager = _manager(replace(asked, pipeline=chosen), progress, None if asked.annotate is None else decided)
     made = partition(module, pipeline=manager, network=asked.network, max_redistribution_mb=asked.max_redistribution_mb)
-    beside = None if evaluation is None else _evaluation(evaluation(made.plan), asked)
+    beside = None if evaluation is None else _evaluation(evaluation(made.plan), made.plan.memory_limit, asked)
     made.save(asked.out, weights=kept, force=asked.force, progress=progress.bytes, evaluation=beside, **said)
     told = write_annotated(asked.annotate, module, made, decided) if asked.annotate is not None else []
     assert made.passes is not None
@@ -317,14 +317,21 @@ def _write_new(
     return Made(made.plan, passes, annotated, notes, told)
 
 
-def _evaluation(program: "Module", asked: Asked) -> "Partition":
+def _evaluation(program: "Module", limit: int | None, asked: Asked) -> "Partition":
     """The evaluation program of a step, partitioned as that is.
 
     What lies or runs elsewhere for the step does so for its evaluation, which lacks what only trains.
+
+    Args:
+        program: it.
+        limit: bytes that ranks may hold, as the step was planned.
+        asked: the options.
     """
     from irpar.api import partition
     from irpar.module_pipeline import default_pipeline
 
+    if asked.store_pass is not None:
+        program.memory_limit = limit
     place = replace(asked.place_pass, unmatched="skipped") if asked.place_pass else asked.place_pass
     pipeline = default_pipeline(program, place=place, store=asked.store_pass)
     return partition(program, pipeline=pipeline, network=asked.network)

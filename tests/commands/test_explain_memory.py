@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 import irpar
-from irpar.pass_manager.default_pipeline import with_recompute
+from irpar.pass_manager.default_pipeline import composed, with_recompute
+from irpar.passes.place import Place
 from tests.advice.test_lower_peak import MODEL, step
 from tests.command_line import Capture, call, refused
 from tests.training.programs import with_weights
@@ -141,3 +142,11 @@ def test_mistakes(folder: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "folder.svg").mkdir()
     refused(capsys, "the target is a folder", *given, "--memory", "--svg", tmp_path / "folder.svg", "--force")
     assert list(tmp_path.iterdir()) == [tmp_path / "folder.svg"]
+
+
+def test_a_device_that_holds_nothing(tmp_path: Path, capsys: Capture) -> None:
+    pipeline = composed(programs=[Place(host=("*",))])
+    irpar.partition(with_weights(MODEL), "dp=2", pipeline=pipeline).save(tmp_path / "out")
+    code, printed, _ = call(capsys, "explain", tmp_path / "out", "--memory")
+    assert code == 0
+    assert printed.splitlines()[-1] == "the device holds nothing"

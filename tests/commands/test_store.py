@@ -8,6 +8,7 @@ import pytest
 from irpar import models
 from irpar.cli import main
 from irpar.commands.store_options import store_of
+from irpar.output.target import EVALUATION
 from irpar.passes.store import Store
 
 
@@ -33,6 +34,16 @@ def test_auto_is_short(model: str, tmp_path: Path) -> None:
     plan = json.loads((out / "plan.json").read_text())
     assert "store{auto=true, limit-gb=0.0004, seconds=0}" in plan["pipeline"]
     assert plan["ranks"][0]["peak_bytes"] <= 400_000
+
+
+def test_the_evaluation_of_a_step_has_its_limit(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    options = ["--optimizer", "adam", "--memory-limit-gb", "0.0004", "--store", "auto, seconds=0"]
+    assert main(["train", model, "-o", str(out), *options]) == 0
+    plans = [json.loads((folder / "plan.json").read_text()) for folder in (out, out / EVALUATION)]
+    assert [plan["memory_limit"] for plan in plans] == [400_000, 400_000]
+    assert plans[0]["copies"]
+    assert all(rank["peak_bytes"] <= 400_000 for plan in plans for rank in plan["ranks"])
 
 
 def test_a_quoted_path_is_one_word(model: str, tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ def test_what_holds_least_is_tried_where_nothing_fits_a_lowered_limit(
         assert {node.place for node in computing} == {"host"}
         return
     told = _refused("place{limit-gb=1}")
-    assert "holds at most 1,000,000,000 bytes" in told
+    assert "the device holds more than 1,000,000,000 bytes" in told
     assert "give limit-gb=1.2 or more" in told
 
 

@@ -42,12 +42,14 @@ class NoRoomError(IrparError):
 
     def __init__(self, limit: int, least: int, where: str = "") -> None:
         self.least = least
-        room = gigabytes_option(least)
+        room, same = gigabytes_option(least), gigabytes_option(limit)
+        more = spelled(f"--device-memory-gb {room}", f"limit-gb={room}")
+        store = spelled(f'--store "auto, limit-gb={same}"', f"store{{auto=true, limit-gb={same}}}")
         super().__init__(
-            f"nothing that runs holds at most {limit:,} bytes ({bytes_text(limit)}) on the device",
-            notes=(f"with all on the host that can be there it holds {least:,} bytes ({bytes_text(least)})",),
+            f"wherever nodes run, the device holds more than {limit:,} bytes ({bytes_text(limit)})",
             where=where,
-            do=f"give {spelled(f'--device-memory-gb {room}', f'limit-gb={room}')} or more, or pin less to the device",
+            notes=(f"with all on the host that can be there it holds {least:,} bytes ({bytes_text(least)})",),
+            do=f"give {more} or more, pin less to the device, or let things come when they are read: {store}",
         )
 
 

@@ -54,3 +54,21 @@ def test_a_node_that_no_kernel_can_run_needs_nothing_beside_its_results():
         """
     ).graph
     assert [needed_bytes(node) for node in graph] == [0]
+
+
+def test_what_was_copied_lies_as_kernels_want_it():
+    """Neither the whole table nor a copy of it is scratch of a look-up."""
+    graph = parse_module(
+        """
+        mesh @m = ["d"=1]
+        graph local @g(%ids: i64[4] of [4]) -> (%a, %b) opset 21 ranks [0] {
+          %t = constant : f32[1000, 64] of [1000, 64] in host data("t", 0, 256000)
+          %c = irpar.Copy(%t) {to="device", id=0} : f32[1000, 64] of [1000, 64]
+          %a = Gather(%c, %ids) : f32[4, 64] of [4, 64]
+          %s = irpar.CopyStart(%t) {to="device", id=1} : inflight<f32[1000, 64]> of [1000, 64]
+          %w = irpar.Wait(%s) {id=1} : f32[1000, 64] of [1000, 64]
+          %b = Gather(%w, %ids) : f32[4, 64] of [4, 64]
+        }
+        """
+    ).graph
+    assert all(needed_bytes(node) < 4 * 64 * 4 * 4 for node in graph)
