@@ -10,7 +10,7 @@ from irpar.ir import Module, clone_module
 from irpar.ir.collector import collector_off
 from irpar.module_pipeline import default_pipeline
 from irpar.output.parts import Part, parts_of
-from irpar.output.plan import Plan, check_unchanged, make_plan, original_of, read_plan, source_of
+from irpar.output.plan import Plan, ReadFiles, check_unchanged, files_of, make_plan, original_of, read_plan, source_of
 from irpar.pass_manager.default_pipeline import NORMALISING
 from irpar.sharding import ArgumentError, IrparError, Mesh, require, spelled
 from irpar.units import count_text
@@ -235,6 +235,7 @@ class Partition:
         self._whole = whole
         self.parts: list[Part] = parts_of(module, module.mesh) if module is not None else []
         self._executors: dict[tuple[str, str, str], Executor] = {}
+        self._read: ReadFiles | None = None
 
     def __repr__(self) -> str:
         totals, mesh = self.plan.totals, self.plan.mesh_of_ranks
@@ -359,7 +360,8 @@ class Partition:
                 current when the run is asked for.
 
         Raises:
-            IrparError: the parts cannot be run, or the other ranks cannot be met.
+            IrparError: the parts cannot be run, the other ranks cannot be met, or weights were written to after the
+                model was partitioned.
         """
         from irpar.runtime.executor import Executor
         from irpar.runtime.launch.environment import World
@@ -381,13 +383,17 @@ class Partition:
             self._executors.pop(key).close()
         if key not in self._executors:
             if self.module is not None:
-                check_unchanged(self.plan.source, self.module)
+                files = files_of(self.module)
+                check_unchanged(self.plan.source, files)
+                self._read = ReadFiles(files)
                 fixed = {name: tensor.numpy() for name, tensor in self.module.fixed.items()}
                 made = Executor(self.module, self.module.mesh, parts=self.parts, fixed=fixed, **options)
             else:
                 assert self.folder is not None
                 made = Executor.open(self.folder, plan=self.plan, **options)
             self._executors[key] = made
+        elif self._read is not None:
+            self._read.check()
         return self._executors[key]
 
     def close(self) -> None:

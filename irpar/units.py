@@ -9,6 +9,8 @@ _UNITS = ("", "k", "M", "G", "T", "P", "E")
 
 GIGABYTE = 10**9
 """Bytes of a GB, as options take them."""
+MOST_BYTES = 2**62
+"""The largest limit that there is."""
 
 
 def scaled(number: float, unit: str) -> str:
@@ -32,6 +34,11 @@ def seconds_text(number: float) -> str:
 def bytes_text(number: float) -> str:
     """Bytes: `1.25 MB` (a megabyte is 10^6 bytes)."""
     return scaled(number, "B")
+
+
+def gigabytes(number: float) -> int:
+    """The bytes of a number of gigabytes: none of 0, at least one of more, and at most what can be addressed."""
+    return min(max(1, round(min(number, MOST_BYTES / GIGABYTE) * GIGABYTE)), MOST_BYTES) if number else 0
 
 
 def gigabytes_option(nbytes: int) -> str:

@@ -25,7 +25,7 @@ from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import copied_bytes, copies_of, number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.sharding import IrparError
-from irpar.units import GIGABYTE, bytes_text, count_text, seconds_text
+from irpar.units import bytes_text, count_text, gigabytes, seconds_text
 
 __all__ = ["Place"]
 
@@ -141,7 +141,7 @@ class Place(Pass):
 
     def _limit(self, module: Module, network: Network) -> int | None:
         if self.limit_gb:
-            limit = round(self.limit_gb * GIGABYTE)
+            limit = gigabytes(self.limit_gb)
             return min(limit, module.memory_limit or limit)
         return module.memory_limit or network.memory
 

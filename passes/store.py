@@ -26,7 +26,7 @@ from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.sharding import IrparError
-from irpar.units import GIGABYTE, bytes_text, gigabytes_option, seconds_text
+from irpar.units import GIGABYTE, bytes_text, gigabytes, gigabytes_option, seconds_text
 
 Where = Literal["device", "host", "disk", "auto"]
 
@@ -40,6 +40,16 @@ _ZERO = {
 
 class StoreError(IrparError):
     """What cannot lie where it is asked to."""
+
+
+class TooMuchError(StoreError):
+    """A rank holds more than a limit, whatever moves.
+
+    Attributes:
+        held: the least bytes that were found.
+    """
+
+    held = 0
 
 
 @dataclass(frozen=True)
@@ -98,9 +108,15 @@ class Store(Pass):
         limit = self._limit(module)
         end, count = time.monotonic() + self.seconds, len(module.graphs)
         written: list[Written] = []
+        too_much: list[TooMuchError] = []
         for number, graph in enumerate(module.graphs):
             until = next_end(end, count - number)
-            written.append(self._write(graph, costs, rates, limit, until, written))
+            try:
+                written.append(self._write(graph, costs, rates, limit, until, written))
+            except TooMuchError as error:  # The user is told of the rank that holds most.
+                too_much.append(error)
+        if too_much:
+            raise max(too_much, key=lambda error: error.held)
         changed = any(found.moved() for found in written)
         if changed:
             module.placed |= self._reasons(written, limit)
@@ -166,7 +182,7 @@ class Store(Pass):
 
         By hand any number where nothing is said: 0.
         """
-        said, network = round(self.limit_gb * GIGABYTE), network_of(module.network)
+        said, network = gigabytes(self.limit_gb), network_of(module.network)
         if said or not self._is_auto:
             return min(said, module.memory_limit or said)
         limit = module.memory_limit or network.memory
@@ -201,7 +217,7 @@ class Store(Pass):
         if self._is_auto:
             return self._write_found(graph, costs, rates, limit, end, known)
         memory: dict[str, Memory] = {kind: where for kind, where in self._memory.items() if where != "auto"}
-        wish = Wish(memory, self.prefetch, round(self.pin_gb * GIGABYTE))
+        wish = Wish(memory, self.prefetch, gigabytes(self.pin_gb))
         items = items_of(graph, self._least)
         pinned = pinned_by_hand(items, steps_of_layers(graph, items), wish, lambda item: _trips_of(item, graph))
         wanted = [item.value for item in items if item.made is None and wish.moves(item) and item.value not in pinned]
@@ -225,7 +241,7 @@ class Store(Pass):
     @property
     def _least(self) -> int:
         """Bytes of the smallest that moves."""
-        return round(self.threshold_kb * 1000)
+        return gigabytes(self.threshold_kb / 10**6)
 
     def _write_found(
         self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float, known: Sequence[Written]
@@ -342,7 +358,7 @@ class Store(Pass):
     @property
     def _sizes(self) -> dict[Memory, int]:
         """Bytes that may lie in a memory; 0: any number."""
-        return {"host": round(self.host_gb * GIGABYTE), "disk": round(self.disk_gb * GIGABYTE)}
+        return {"host": gigabytes(self.host_gb), "disk": gigabytes(self.disk_gb)}
 
     def _check_room(self, written: Written) -> None:
         """Refuse moves to a memory of which more is asked than there may be."""
@@ -356,12 +372,14 @@ class Store(Pass):
                     do=f"give {memory}-gb={gigabytes_option(needed)}, or let less lie there",
                 )
 
-    def _too_much(self, held: int, limit: int, do: str) -> StoreError:
-        return StoreError(
+    def _too_much(self, held: int, limit: int, do: str) -> TooMuchError:
+        error = TooMuchError(
             f"a rank holds {held:,} bytes ({bytes_text(held)}) on its device, the limit is {limit:,}",
             where=format_pass(self),
             do=f"{do}, or give a limit of {held:,} bytes: limit-gb={gigabytes_option(held)}",
         )
+        error.held = held
+        return error
 
 
 _NONE = {

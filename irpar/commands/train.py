@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from irpar.errors import IrparError
+from irpar.units import gigabytes
 
 from .model_target import check_model_target, require_folder
 from .options import (
@@ -371,7 +372,7 @@ def _memory_limit(given: Mapping[str, Any]) -> int | None:
     if not 0 < limit < math.inf:
         raise IrparError(f"--memory-limit-gb {limit:g}", do="give a number of GB above 0")
     require_folder(given["out"], "--memory-limit-gb")
-    return max(1, int(limit * 10**9))
+    return gigabytes(limit)
 
 
 def _of_model_and_step(file: "ShardingsFile") -> "tuple[ShardingsFile, ShardingsFile]":

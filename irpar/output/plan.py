@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,8 @@ class PlanError(IrparError):
 
 def source_of(module: Module) -> dict[str, Any]:
     """What plan.json says of the model file: name, sha256 of the .onnx file, external files with size and mtime."""
-    files: dict[Path, str] = {}
-    for graph in module.all_graphs():
-        constants = [value.data for value in graph.constants]
-        for data in (*constants, *(state.data for state in graph.states.values())):
-            for tensor in data.bases if data is not None else ():
-                if isinstance(tensor, ExternalTensor):
-                    files.setdefault(tensor.path, tensor.name)
     external = []
-    for path, name in files.items():
+    for path, name in files_of(module).items():
         known = path.stat() if path.exists() else None
         external.append(
             {"file": name, "size": known.st_size if known else None, "mtime": known.st_mtime if known else None}
@@ -80,30 +73,69 @@ def source_of(module: Module) -> dict[str, Any]:
     return {"model": str(module.source.absolute()), "sha256": sha256_of(module.source), "external": external}
 
 
-def check_unchanged(source: Mapping[str, Any], module: Module) -> None:
+def files_of(module: Module) -> dict[Path, str]:
+    """The files of external data in which numbers of a module lie, and how the model calls them."""
+    files: dict[Path, str] = {}
+    for graph in module.all_graphs():
+        constants = [value.data for value in graph.constants]
+        for data in (*constants, *(state.data for state in graph.states.values())):
+            for tensor in data.bases if data is not None else ():
+                if isinstance(tensor, ExternalTensor):
+                    files.setdefault(tensor.path, tensor.name)
+    return files
+
+
+def check_unchanged(source: Mapping[str, Any], files: Mapping[Path, str]) -> None:
     """Refuse to read at run time from external data that was written after its model was partitioned.
 
     Args:
         source: from `source_of`, of the model.
-        module: the programs.
+        files: from `files_of`, of the programs.
 
     Raises:
         PlanError: a file has another size, or another time, than it had.
     """
     known = {entry["file"]: entry for entry in source["external"]}
-    constants = (value.data for graph in module.graphs for value in graph.constants if value.memory == "disk")
-    bases = (base for data in constants if data is not None for base in data.bases)
-    files = {base.path: base.name for base in bases if isinstance(base, ExternalTensor)}
     for path, name in files.items():
         entry, found = known.get(name), path.stat() if path.exists() else None
         if entry is None or found is None or entry["mtime"] is None:
             continue
         if (found.st_size, found.st_mtime) != (entry["size"], entry["mtime"]):
-            raise PlanError(
-                "the file was written to after its model was partitioned: its weights may be others now",
-                where=str(path),
-                do="load and partition the model again",
-            )
+            raise _written_to(path)
+
+
+class ReadFiles:
+    """The files that a run reads weights from, as they were when it first opened them.
+
+    Args:
+        files: from `files_of`.
+    """
+
+    def __init__(self, files: Iterable[Path]) -> None:
+        self._known = {path: path.stat() for path in files if path.exists()}
+
+    def check(self) -> None:
+        """Refuse another run once one was written to; where another file has its name, the run still has the first.
+
+        Raises:
+            PlanError: naming it.
+        """
+        for path, known in self._known.items():
+            try:
+                now = path.stat()
+            except OSError:
+                continue
+            is_same = (now.st_dev, now.st_ino) == (known.st_dev, known.st_ino)
+            if is_same and (now.st_size, now.st_mtime_ns) != (known.st_size, known.st_mtime_ns):
+                raise _written_to(path)
+
+
+def _written_to(path: Path) -> PlanError:
+    return PlanError(
+        "the file was written to after its model was partitioned: its weights may be others now",
+        where=str(path),
+        do="load and partition the model again",
+    )
 
 
 def sha256_of(path: Path) -> str:

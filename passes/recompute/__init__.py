@@ -22,7 +22,7 @@ from irpar.ops.collectives import number_alike
 from irpar.ops.facts import int_attribute
 from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.sharding import IrparError, nearest_or_first_names
-from irpar.units import GIGABYTE, bytes_text, count_text, gigabytes_option
+from irpar.units import bytes_text, count_text, gigabytes, gigabytes_option
 
 __all__ = ["Recompute"]
 
@@ -122,7 +122,7 @@ class Recompute(Pass):
 
     def budget_of(self, before: int) -> int:
         """The bytes that ranks may hold, of so many that they hold without recompute."""
-        return int(before * self.budget) if self.budget else round(self.budget_gb * GIGABYTE)
+        return int(before * self.budget) if self.budget else gigabytes(self.budget_gb)
 
     def _programs(self, module: Module, costs: Costs) -> list[Program]:
         """The training graphs of the programs, in which communication runs once where programs differ."""

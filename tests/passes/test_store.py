@@ -329,6 +329,37 @@ def test_no_limit_is_above_that_of_the_module() -> None:
     assert peak_bytes(module) <= held // 2 == module.memory_limit
 
 
+def test_a_bound_that_is_next_to_nothing_is_one() -> None:
+    with pytest.raises(StoreError, match="host-gb allows 1e-09 GB"):
+        run_pipeline("store{weights=host, threshold-kb=0, host-gb=4e-10}", read(CHAIN))
+
+
+@pytest.mark.parametrize("options", ["auto=true, limit-gb=1e300", "weights=host, pin-gb=1e300, host-gb=1e300"])
+def test_a_bound_above_all_bounds(options: str) -> None:
+    module = layers(3, 16)
+    run_pipeline(f"store{{{options}, threshold-kb=0}}", module)
+    assert not list(copies_of(module.graph))
+
+
+UNEVEN = """
+mesh @m = ["d"=2]
+graph local @g(%x: f32[2, 4] of [2, 4]) -> (%y) opset 21 ranks [1] {
+  %w = constant : f32[4, 5] of [4, 11@d] data("w", 96, 80) from "w"
+  %y = MatMul(%x, %w) : f32[2, 5] of [2, 11@d]
+}
+graph local @h(%x: f32[2, 4] of [2, 4]) -> (%y) opset 21 ranks [0] {
+  %w = constant : f32[4, 6] of [4, 11@d] data("w", 0, 96) from "w"
+  %y = MatMul(%x, %w) : f32[2, 6] of [2, 11@d]
+}
+"""
+
+
+def test_the_least_limit_is_that_of_the_rank_that_holds_most() -> None:
+    with pytest.raises(StoreError, match=r"a rank holds 176 bytes .* the limit is 20") as told:
+        run_pipeline("store{weights=auto, threshold-kb=0, limit-gb=2e-8}", read(UNEVEN))
+    assert told.value.do.endswith("limit-gb=0.000000176")
+
+
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 

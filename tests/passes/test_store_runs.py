@@ -115,12 +115,45 @@ def test_weights_that_change_during_a_run_are_told(
     change: Callable[[Path], None], streamed: tuple[irpar.Partition, Path]
 ) -> None:
     made, data = streamed
-    made.run(IDS, engine="numpy")
+    executor = made.executor(engine="numpy")
+    executor.run(IDS)
     change(data)
     with pytest.raises(RunError, match="the file was written to while the program ran") as caught:
-        made.run(IDS, engine="numpy")
+        executor.run(IDS)
     assert caught.value.where == str(data)
     assert "from the disk to the device" in caught.value.notes[-1]
+
+
+@pytest.mark.parametrize("weights", ["host", "disk", "device"])
+@pytest.mark.parametrize("change", [cut, turn])
+def test_weights_that_were_written_to_are_told_before_a_run(
+    change: Callable[[Path], None], weights: str, gpt: Path, tmp_path: Path
+) -> None:
+    for path in gpt.parent.iterdir():
+        shutil.copy(path, tmp_path)
+    data = tmp_path / f"{gpt.name}.data"
+    pipeline = composed(None, [] if weights == "device" else [f"store{{weights={weights}}}"])
+    known, late = (irpar.partition(irpar.load(tmp_path / gpt.name), "d=1", pipeline=pipeline) for _ in range(2))
+    known.run(IDS, engine="numpy")
+    change(data)
+    for made in (known, late):
+        with pytest.raises(IrparError, match="the file was written to after its model was partitioned") as caught:
+            made.run(IDS, engine="numpy")
+        assert caught.value.where == str(data)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "ort"])
+def test_another_file_of_that_name_is_not_read(engine: Any, gpt: Path, tmp_path: Path) -> None:
+    for path in gpt.parent.iterdir():
+        shutil.copy(path, tmp_path)
+    data = tmp_path / f"{gpt.name}.data"
+    made = irpar.partition(irpar.load(tmp_path / gpt.name), "d=1")
+    expected = made.run(IDS, engine=engine)
+    turned = data.read_bytes()[::-1]
+    data.unlink()
+    data.write_bytes(turned)
+    for one, other in zip(made.run(IDS, engine=engine).values(), expected.values(), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def trained(mesh: str, *passes: Any, zero: Zero | None = None) -> tuple[list[Any], dict[str, Any]]:

@@ -70,7 +70,9 @@ class Pins:
                     raise IrparError(
                         f"{program.graph.units[unit].name} is in {known} and in {said}",
                         where=self.where,
-                        notes=("state is where the node runs that replaces it, with all of that update",),
+                        notes=("state is where the node runs that replaces it, with all of that update",)
+                        if any(program.unit_of.get(value) == unit for value in program.source.states)
+                        else (),
                         do="leave it out of one of them",
                     )
         return found

@@ -7,11 +7,11 @@ from irpar.ir.annotation import Annotation
 from irpar.ir.module import Module
 from irpar.ir.tensor import Tensor
 from irpar.sharding import DimSpec, IrparError, Mesh
+from irpar.units import MOST_BYTES
 
 from .lexer import MOST_VERSION, Lexer
 
 _FACTS = "ir_version, producer, doc, network, memory_limit, fixed or meta"
-_MOST_MEMORY = 2**62
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ class HeaderReader:
             elif name == "network":
                 module.network = lexer.string()
             elif name == "memory_limit":
-                module.memory_limit = lexer.integer("bytes that a rank may hold", 0, _MOST_MEMORY)
+                module.memory_limit = lexer.integer("bytes that a rank may hold", 0, MOST_BYTES)
             elif name == "fixed":
                 module.fixed = self.fixed()
             elif name == "meta":
