@@ -7,6 +7,7 @@ from irpar.analysis.completion.flow import Flow, completed_flow
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.explanation.reasons import Origins, reason_of_program
+from irpar.analysis.into_loops import layouts_for_loops, move_into_loops
 from irpar.ir import DOMAIN, Builder, Decision, DType, Graph, Module, Node, TensorType, Value, clone_node, clone_value
 from irpar.ir.state_rules import states_of
 from irpar.ops.collectives import COLLECTIVES, collective_axes, number_collectives
@@ -40,9 +41,11 @@ class Localize(Pass):
     After: local view: types are per-device blocks, AllSlice is a Slice at an offset computed from `irpar.coords`,
     MakePartial a Where on the position along its axes, target shapes and the like are the local ones; a node that works
     along dims which are cut is a local program, with collectives of its own; in the place of an optimizer's update is
-    what it stands for. There is one local graph for each distinct program: one when every cut divides, more when blocks
-    differ in size. Constants keep their full tensors; who writes or runs a part slices; but where parameters are
-    state, devices slice small constants themselves, so that programs do not differ by them.
+    what it stands for; what only rearranges elements for the trips of a loop, such as the Transpose of a weight, is in
+    its body, for all of these would be there at once before it. There is one local graph for each distinct program: one
+    when every cut divides, more when blocks differ in size. Constants keep their full tensors; who writes or runs a
+    part slices; but where parameters are state, devices slice small constants themselves, so that programs do not
+    differ by them.
     """
 
     name = "localize"
@@ -67,6 +70,8 @@ class Localize(Pass):
                 graph.name = f"{flow.graph.name}.{number}"
         module.graphs = graphs
         write_out_functions(module)
+        for graph in graphs:
+            move_into_loops(graph, layouts_for_loops(graph))
         return PassResult(True, statistics={"programs": len(graphs)})
 
 

@@ -328,3 +328,28 @@ def test_a_local_program_works_along_a_dim_that_is_cut() -> None:
         }
         """,
     )
+
+
+LOOP = """
+mesh @m = ["d"=1]
+graph @g(%x: f32[3, 2, 4], %s: f32[2, 4]) -> (%t) opset 21 {
+  %w = constant : f32[4, 4] data("w", 0, 64) from "w"
+  %shape = constant : i64[2] [4, 4]
+  %a = Transpose(%w) {perm=[1, 0]} : f32[4, 4]
+  %b = Reshape(%a, %shape) : f32[4, 4]
+  %c = Exp(%w) : f32[4, 4]
+  %d = Transpose(%c) {perm=[1, 0]} : f32[4, 4]
+  %t = Scan(%s, %x) {num_scan_inputs=1, body=graph @body(%u: f32[2, 4], %i: f32[2, 4]) -> (%m) {
+    %k = MatMul(%i, %b) : f32[2, 4]
+    %l = MatMul(%k, %d) : f32[2, 4]
+    %m = Add(%u, %l) : f32[2, 4]
+  }} : f32[2, 4]
+}
+"""
+
+
+def test_what_is_rearranged_for_a_loop_is_rearranged_in_it() -> None:
+    graph = run("complete-sharding,insert-redistribution,localize", LOOP).graph
+    assert [node.op_type for node in graph] == ["Exp", "Transpose", "Scan"]  # Without %d there would be %c.
+    (body,) = graph.last.nested_graphs()
+    assert [node.op_type for node in body] == ["Transpose", "Reshape", "MatMul", "MatMul", "Add"]

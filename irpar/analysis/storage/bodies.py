@@ -11,17 +11,14 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from irpar.analysis.cost.model import CostOf
-from irpar.analysis.layers.find import holder_in
-from irpar.analysis.looping import LOOPS
+from irpar.analysis.into_loops import is_loop, move_into_loops
 from irpar.analysis.memory.liveness import peak
 from irpar.analysis.newest import view_roots
 from irpar.analysis.types.control_flow import assumed_trips
 from irpar.ir import Graph, Memory, Node, Value, captured_or_read
 from irpar.ir.clone import clone_graph
 from irpar.ops import traits
-from irpar.ops.bodies import has_open_bodies
 from irpar.ops.coords import root_of
-from irpar.ops.memory_copies import node_place
 
 from .items import MovableValue, items_of, reads_of
 from .moves import Move, Wish, moves_by_hand, moves_in
@@ -117,9 +114,6 @@ class BodyMoves:
 def let_bodies_make(graph: Graph, values: Collection[Value]) -> bool:
     """Let bodies of loops make by themselves what only moves or rounds elements of weights that they may bring.
 
-    t = Transpose(w); Scan(x) { MatMul(x, t) }      t, as large as w, would be there all the time
-    Scan(x) { t = Transpose(w); MatMul(x, t) }
-
     Args:
         graph: the program.
         values: the weights.
@@ -133,27 +127,12 @@ def let_bodies_make(graph: Graph, values: Collection[Value]) -> bool:
         if source in made and _only_moves(node) and all(value.is_constant for value in node.inputs[1:]):
             made[node.result] = None
             found.append(node)
-    changed = False
-    for node in reversed(found):
-        holders = {holder_in(user, graph) for user in node.result.users}
-        holder = holders.pop() if len(holders) == 1 else None
-        if holder is None or not _is_loop(holder) or node.result in holder.inputs:
-            continue
-        (body,) = holder.nested_graphs()
-        readers = {holder_in(user, body) for user in node.result.users}
-        if body.return_node not in readers:
-            body.insert_before(next(inner for inner in body if inner in readers), node.detach())
-            changed = True
-    return changed
+    return move_into_loops(graph, found)
 
 
 def _only_moves(node: Node) -> bool:
     known = traits(node)
     return (known.view or known.moves_elements or node.identity == ("", "Cast")) and len(node.results) == 1
-
-
-def _is_loop(node: Node) -> bool:
-    return node.identity in LOOPS and has_open_bodies(node) and node_place(node) == "device"
 
 
 def _is_always_there(move: Move, last: int) -> bool:
@@ -172,7 +151,7 @@ def loop_bodies(graph: Graph, items: Sequence[MovableValue], least: int, *, by_l
     known = {item.value: item for item in items if item.made is None}
     roots = view_roots(graph)
     for node in graph:
-        if _is_loop(node):
+        if is_loop(node):
             (body,) = node.nested_graphs()
             # What the loop begins with, or a view of it is read in the body, has to be there for it.
             read = [value for value in captured_or_read(node) if value in roots or value in node.inputs]
