@@ -10,6 +10,7 @@ from irpar.analysis.cost.device import node_seconds
 from irpar.analysis.cost.model import FEMTOSECONDS, CostModel, in_femtoseconds
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
+from irpar.analysis.cost.network_name import network_name
 from irpar.analysis.memory.limit_search import LEAST_SECONDS, MOST_TRIES, next_end, search_within
 from irpar.analysis.memory.liveness import peak, peak_bytes, value_bytes
 from irpar.analysis.placement import NoRoomError, Placement, PlacementGraph, solve
@@ -95,7 +96,13 @@ class Place(Pass):
             note = f"all is on the device, which holds {bytes_text(before)}"
             return PassResult(module.memory_limit != known_limit, notes=(note, *left))
         return PassResult(
-            True, notes=(*_notes(*longest, before, peak_bytes(module)), *why, *left), statistics=_statistics(module)
+            True,
+            notes=(
+                *_notes(*longest, network_name(self._said_network(module)), before, peak_bytes(module)),
+                *why,
+                *left,
+            ),
+            statistics=_statistics(module),
         )
 
     def _check(self, module: Module) -> None:
@@ -117,15 +124,18 @@ class Place(Pass):
                 "the module has copies between memories already", where=where, do="run place once, before store"
             )
 
+    def _said_network(self, module: Module) -> str:
+        """As the option or the module has it; the assumed one where that knows no seconds."""
+        is_enough = self.network or network_of(module.network).knows_seconds
+        return (self.network or module.network) if is_enough else ASSUMED
+
     def _network(self, module: Module) -> Network:
         """The network by which nodes and copies take time.
 
         Raises:
             IrparError: it does not know both sides.
         """
-        network = network_of(self.network or module.network)
-        if not self.network and not network.knows_seconds:
-            network = network_of(ASSUMED)
+        network = network_of(self._said_network(module))
         missing = [
             what
             for what, known in (("device", network.device), ("host", network.host), ("host_link", network.host_link))
@@ -247,7 +257,7 @@ def _held_after(program: PlaceableProgram, found: Placement) -> int:
     return peak(trial).total_bytes
 
 
-def _notes(program: PlaceableProgram, found: Placement, before: int, after: int) -> tuple[str, ...]:
+def _notes(program: PlaceableProgram, found: Placement, network: str, before: int, after: int) -> tuple[str, ...]:
     """What is where, what is copied, and how good that is; of the program that takes longest."""
     near = [found.on_device[unit] for thing, unit in program.unit_of.items() if isinstance(thing, Node)]
     outcome = found.outcome
@@ -258,7 +268,7 @@ def _notes(program: PlaceableProgram, found: Placement, before: int, after: int)
         f"{count_text(near.count(False), 'node')} of {len(near):,} on the host, where {bytes_text(lies)} of weights "
         f"and state lie: the device holds {bytes_text(after)} instead of {bytes_text(before)}",
         f"a step copies {bytes_text(outcome.to_device)} to the device and {bytes_text(outcome.to_host)} to the host, "
-        f"and takes {seconds_text(outcome.cost / FEMTOSECONDS)}, one thing after the other",
+        f"and takes {seconds_text(outcome.cost / FEMTOSECONDS)} by {network}, one thing after the other",
         f"by {found.method}: nothing is faster"
         if found.proven
         else f"by {found.method}: at most {100 * found.gap:.1f} % of that could be saved",

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from irpar.analysis.cost.network_name import network_name
 from irpar.analysis.memory.by_use import USES
 from irpar.errors import IrparError
-from irpar.output.tables import merged, network_name, pattern
+from irpar.output.tables import merged, pattern
 from irpar.tables.display import shortened, table
 from irpar.units import bytes_text, count_text, seconds_text
 

@@ -204,7 +204,7 @@ def _run(
     seconds = time.perf_counter() - start
     if outputs is not None:
         write_npz(outputs, results)
-    sent = partition.plan.totals["sent_bytes"]
+    sent, copies = partition.plan.totals["sent_bytes"], executor.log.copies
     if as_json:
         print_json(
             {
@@ -213,6 +213,7 @@ def _run(
                 "seconds": seconds,
                 "collectives": len(executor.log),
                 "sent_bytes": sent,
+                "copied_bytes": copies.copied_bytes,
                 "notes": list(executor.notes),
             }
         )
@@ -223,9 +224,11 @@ def _run(
         made.add_row(*_row(name, value))
     console.print(made)
     ranks = count_text(len(partition.plan.ranks), "rank")
+    between = f"{bytes_text(copies.copied_bytes)} copied between memories in {len(copies):,}"
+    copied = f"; {between}" if len(copies) else ""
     console.print(
         f"\n{ranks} in {seconds:.3f} s; {count_text(len(executor.log), 'collective')}, "
-        f"each device sends at most {bytes_text(sent)}"
+        f"each device sends at most {bytes_text(sent)}{copied}"
     )
     for note in executor.notes:
         console.print(note)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from irpar.analysis.cost.network_name import network_name
 from irpar.sharding import Mesh, Sharding, ceil_shape
 from irpar.tables.display import ROWS, shortened, table
 from irpar.units import bytes_text, count_text, flops_text, seconds_text, sharding_text, share_text
@@ -180,13 +181,6 @@ def _copying(seconds: Mapping[str, Any]) -> str:
     if copies is None or exposed is None:
         return ""
     return f", copies {seconds_text(copies)}, {seconds_text(max(0.0, copies - exposed))} of it hidden"
-
-
-def network_name(text: str) -> str:
-    """What a network is called: a preset by its name, one of a file by the name in it."""
-    from irpar.analysis.cost.network_lookup import network_of
-
-    return network_of(text).name if text.startswith("{") else text
 
 
 def cost_table(plan: "Plan") -> Any:

@@ -195,7 +195,7 @@ def test_notes_say_what_is_where_and_how_good_that_is() -> None:
     (record,) = run_pipeline("place{host=[embedding], rest=device}", module)
     assert record.notes == (
         "1 node of 3 on the host, where 2.05 GB of weights and state lie: the device holds 9.57 MB instead of 2.06 GB",
-        "a step copies 131 kB to the device and 0 B to the host, and takes 23.3 us, one thing after the other",
+        "a step copies 131 kB to the device and 0 B to the host, and takes 23.3 us by h100-nvlink-ib, one thing after the other",
         "by cut: nothing is faster",
         "on the host, host=embedding: 1 node (Gather of %rows first), 2.05 GB of weights and state",
     )
