@@ -26,6 +26,13 @@ def view_roots(graph: Graph, *, of_known_sizes: bool = False) -> dict[Value, Val
     return roots
 
 
+def uses_at(value: Value, node: Node, graph: Graph) -> list[tuple[Node, int]]:
+    """Where a node of a graph, or the graphs in it, read a value: of one that many read, in time for this one alone."""
+    if not node.holds_graphs:
+        return [(node, index) for index, operand in enumerate(node.operands) if operand is value]
+    return [use for use in value.uses if holder_in(use[0], graph) is node]
+
+
 class Newest:
     """What stands for values of a graph, while its nodes are gone through in order.
 
@@ -51,7 +58,7 @@ class Newest:
                 continue
             now = self.now(value, node)
             if now is not value:
-                value.replace_uses(now, only=[use for use in value.uses if holder_in(use[0], self._graph) is node])
+                value.replace_uses(now, only=uses_at(value, node, self._graph))
 
     def now(self, value: Value, before: Node) -> Value:
         """The newest that stands for a value; of a view one that is made there."""

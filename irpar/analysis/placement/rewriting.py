@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from irpar.analysis.layers.find import holder_in
+from irpar.analysis.newest import uses_at
 from irpar.ir import Graph, Node, Place, Value, captured_or_read
 from irpar.ir.clone import clone_node, clone_value
 from irpar.ops import traits
@@ -78,8 +78,7 @@ class _Writer:
         for value in dict.fromkeys(captured_or_read(node)):
             now = self._value(value, place, node)
             if now is not value:
-                uses = [use for use in value.uses if holder_in(use[0], self.graph) is node]
-                value.replace_uses(now, only=uses)
+                value.replace_uses(now, only=uses_at(value, node, self.graph))
 
     def _value(self, value: Value, place: Place, before: Node) -> Value:
         """What stands for a value on one side, made before a node where it is not there yet."""
