@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from irpar.analysis.cost.device import node_seconds
-from irpar.analysis.cost.model import FEMTOSECONDS, CostModel, in_femtoseconds
+from irpar.analysis.cost.model import FEMTOSECONDS, CostModel
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.network_name import network_name
@@ -228,12 +227,7 @@ def _smallest(program: PlaceableProgram, pinned: PlacementGraph, limit: int) -> 
 
 def _overlap(module: Module, graph: Graph, network: Network, limit: int | None) -> None:
     """Let copies begin early, where the device then holds no more than it may."""
-    costs, model = Costs(module, network), CostModel(network)
-
-    def cost_of(node: Node) -> int:
-        if node.place == "host" and network.host is not None:
-            return in_femtoseconds(node_seconds(node, network.host))
-        return costs.of_node(node)
+    cost_of, model = Costs(module, network).of_node, CostModel(network)
 
     def copy_cost(nbytes: int) -> int:
         return model.copy("host", "device", nbytes) or 0

@@ -77,14 +77,19 @@ class _Overlap:
         for place in places:
             if left <= 0 or (self.limit is not None and self.held[place] + nbytes > self.limit):
                 break
-            free = 0 if is_copy(self.nodes[place]) else self.cost_of(self.nodes[place]) - self.hidden[place]
+            free = self._cost(place) - self.hidden[place]
             used = min(left, max(0, free))
             self.hidden[place] += used
             left -= used
             found.append(place)
-        while found and left > 0 and not self.cost_of(self.nodes[found[-1]]):
+        while found and left > 0 and not self._cost(found[-1]):
             found.pop()
         return found
+
+    def _cost(self, place: int) -> int:
+        """What a node takes beside which a copy can run: another copy is not."""
+        node = self.nodes[place]
+        return 0 if is_copy(node) else self.cost_of(node)
 
     def _first_reader(self, value: Value) -> int:
         places = [self.places[holder_in(user, self.graph)] for user in value.users]

@@ -1,5 +1,6 @@
 """What it costs to run a node again."""
 
+from irpar.analysis.cost.device import node_seconds
 from irpar.analysis.cost.model import CostModel, in_femtoseconds
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
@@ -10,6 +11,7 @@ from irpar.ir import Graph, Module, Node
 from irpar.ops.collectives import KINDS, sends
 from irpar.ops.collectives.local import collective_axes
 from irpar.ops.effects import is_communication
+from irpar.ops.memory_copies import START, copied_bytes, is_copy, source_memory, target_memory
 
 ASSUMED = "h100-nvlink-ib"
 """The network that is taken where that of the module does not know both devices and links."""
@@ -22,7 +24,10 @@ def timed(network: str) -> Network:
 
 
 class Costs:
-    """Femtoseconds of nodes and collectives of local programs, by a network; by default `timed` of the module's."""
+    """Femtoseconds of nodes and collectives of local programs, by a network; by default `timed` of the module's.
+
+    What runs on the host takes the host's time where the network knows it, and a copy that is waited for the link's.
+    """
 
     def __init__(self, module: Module, network: Network | None = None) -> None:
         self._network = network or timed(module.network)
@@ -43,6 +48,10 @@ class Costs:
         )
 
     def _once(self, node: Node) -> int:
+        if is_copy(node):
+            return self._copy(node)
+        if node.place == "host" and self._network.host is not None:
+            return in_femtoseconds(node_seconds(node, self._network.host))
         if not is_communication(node):
             return self._device.node(node, whole_work(node))
         kind = KINDS.get(node.op_type)
@@ -50,3 +59,9 @@ class Costs:
             return 0
         seconds = self._network.seconds(kind, collective_axes(node), value_bytes(node.inputs[0]), self._mesh)
         return in_femtoseconds(seconds)
+
+    def _copy(self, node: Node) -> int:
+        """A copy that begins takes no time of the device: it is beside what else runs."""
+        if node.op_type == START:
+            return 0
+        return self._device.copy(source_memory(node), target_memory(node), copied_bytes(node)) or 0
