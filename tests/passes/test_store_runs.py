@@ -163,6 +163,7 @@ def trained(mesh: str, *passes: Any, zero: Zero | None = None) -> tuple[list[Any
         if name in {value.source_name for value in step.graph.inputs}:
             step.shard(name, cut)
     made = irpar.partition(step, mesh, pipeline=composed(zero, list(passes)))
+    assert bool(passes) == (made.plan.totals["copied_bytes"] > 0)
     executor = made.executor(engine="numpy")
     with made.session(engine="numpy") as session:
         found = []
