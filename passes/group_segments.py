@@ -150,12 +150,11 @@ class _Arrangement:
         """What each node reads of others, and whether it is made of constants alone."""
         index = {node: place for place, node in enumerate(self.nodes)}
         for talks, node in zip(self.communicates, self.nodes, strict=True):
-            values = tuple(captured_or_read(node))
-            producers = tuple(dict.fromkeys(index[value.node] for value in values if value.node in index))
-            is_bare = bool(values) and all(value.is_constant or value.node in index for value in values)
-            made = all(self.of_constants[producer] for producer in producers)
+            values = captured_or_read(node)
+            producers = tuple(dict.fromkeys([index[value.node] for value in values if value.node in index]))
+            is_made = bool(values) and not talks and all(self.of_constants[producer] for producer in producers)
             self.reads.append(producers)
-            self.of_constants.append(is_bare and made and not talks)
+            self.of_constants.append(is_made and all(value.is_constant or value.node in index for value in values))
 
     def _least_slots(self) -> list[int]:
         """The slots before which nodes must not move, whatever they read."""
@@ -249,8 +248,10 @@ class _Arrangement:
             if self.of_constants[place]:
                 first = min(readers.get(place, latest[place]), latest[place])
                 targets[place] = max(used[bisect_right(used, first) - 1], earliest[place])
+            target = targets[place]
             for producer in self.reads[place]:
-                readers[producer] = min(readers.get(producer, targets[place]), targets[place])
+                if target < readers.get(producer, target + 1):
+                    readers[producer] = target
 
     def _wishes_between(self, used: Sequence[int]) -> dict[int, _Wish]:
         """What the segments in front of each used slot wish, one for all: no node may pass what it reads."""
@@ -282,11 +283,13 @@ class _Arrangement:
                 earliest[place] = slot
             for producer in self.reads[place]:
                 least = self.slots[producer] + 1 if self.communicates[producer] else earliest[producer]
-                earliest[place] = max(earliest[place], least)
+                if least > earliest[place]:
+                    earliest[place] = least
         for place in reversed(range(len(self.nodes))):
-            latest[place] = min(latest[place], self._most(place))
+            most = latest[place] = min(latest[place], self._most(place))
             for producer in self.reads[place]:
-                latest[producer] = min(latest[producer], latest[place])
+                if most < latest[producer]:
+                    latest[producer] = most
         return earliest, latest
 
     def _most(self, place: int) -> int:

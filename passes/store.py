@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from irpar.analysis.cost.network_lookup import network_of
-from irpar.analysis.layers.find import holder_in
 from irpar.analysis.memory.limit_search import MOST_TRIES, next_end, search_within
 from irpar.analysis.memory.liveness import peak, peak_bytes
 from irpar.analysis.recompute.costs import Costs
@@ -21,7 +20,7 @@ from irpar.analysis.storage.timeline import Rates, Timeline, seconds_of_steps, t
 from irpar.analysis.storage.written import Written, held_after, with_bodies
 from irpar.analysis.store_said import PATH
 from irpar.analysis.types.control_flow import assumed_trips
-from irpar.ir import Graph, Memory, Module
+from irpar.ir import Graph, Memory, Module, holder_in
 from irpar.ir.clone import clone_graph
 from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass

@@ -6,9 +6,8 @@ Scan(x) { t = Transpose(w); MatMul(x, t) }
 
 from collections.abc import Sequence
 
-from irpar.analysis.layers.find import holder_in
 from irpar.analysis.looping import LOOPS
-from irpar.ir import Graph, Node, Value
+from irpar.ir import Graph, Node, Value, holder_in
 from irpar.ops import traits
 from irpar.ops.bodies import has_open_bodies
 from irpar.ops.memory_copies import node_place

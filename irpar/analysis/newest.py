@@ -2,8 +2,7 @@
 
 from collections.abc import Collection
 
-from irpar.analysis.layers.find import holder_in
-from irpar.ir import Graph, Node, Value, captured_or_read
+from irpar.ir import Graph, Node, Value, captured_or_read, holder_in
 from irpar.ir.clone import clone_node
 from irpar.ops import traits
 from irpar.ops.recomputed import AGAIN

@@ -20,7 +20,7 @@ from .decisions import Conflict, Decision, Gone
 from .dims import Dim, Expr, parse_dim, symbol, with_dim
 from .dtypes import DType, dtype_of_numpy, dtype_of_onnx, dtype_of_text
 from .function import COMMUNICATION, Function
-from .graph import DOMAIN, Graph, Node, Place, captured_or_read
+from .graph import DOMAIN, Graph, Node, Place, captured_or_read, holder_in
 from .module import DEFAULT_NETWORK, IRPAR_OPSET, Module
 from .state import STATE_KINDS, State, StateError, StateKind
 from .strategy import NodeStrategy
@@ -103,6 +103,7 @@ __all__ = [
     "dtype_of_numpy",
     "dtype_of_onnx",
     "dtype_of_text",
+    "holder_in",
     "inherit",
     "joined_tensor",
     "parse_dim",

@@ -34,6 +34,7 @@ from irpar.ir import (
     Node,
     Value,
     dtype_of_text,
+    holder_in,
     tensor_type,
 )
 from irpar.ops import traits
@@ -423,7 +424,7 @@ def _moments(node: Node) -> dict[str, str | None]:
     if traits(node).starts:
         (wait,) = given.users
         given = wait.result
-    readers = {_in_graph(user, node.graph) for user in given.users}
+    readers = {holder_in(user, node.graph) for user in given.users}
     begins = next((one for one in _from(node.next) if not (is_copy(one) or traits(one).waits)), None)
     reads = next((one for one in _from(given.node) if one in readers), None)
     return {name: None if found is None else found.label for name, found in (("before", begins), ("reader", reads))}
@@ -434,13 +435,6 @@ def _from(node: Node | None) -> Iterator[Node]:
     while node is not None and not node.is_return:
         yield node
         node = node.next
-
-
-def _in_graph(node: Node, graph: Graph | None) -> Node:
-    """A node of a graph, or the one there in whose body it stands."""
-    while node.graph is not graph and node.graph is not None and node.graph.parent is not None:
-        node = node.graph.parent
-    return node
 
 
 def _held_elsewhere(graph: Graph, uses: Uses) -> dict[str, int]:

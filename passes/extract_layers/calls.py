@@ -4,10 +4,9 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from irpar.analysis.layers import LAYER_DOMAIN, LAYER_KEY, Layers
-from irpar.analysis.layers.find import holder_in
 from irpar.analysis.layers.node_keys import reads
 from irpar.analysis.layers.record import LayerRecord, names_of
-from irpar.ir import Function, Graph, Module, Node, Value, clone_node, clone_value
+from irpar.ir import Function, Graph, Module, Node, Value, clone_node, clone_value, holder_in
 
 
 def put_calls(module: Module, found: Sequence[Layers]) -> None:

@@ -11,7 +11,7 @@ own values from its last node back.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from irpar.ir import Graph, Node, Value
+from irpar.ir import Graph, Node, Value, holder_in
 
 from .node_keys import NodeKeys, reads
 from .occurrences import Body, Shape, connected_parts, shape_of
@@ -235,10 +235,3 @@ def _borders(members: tuple[Nodes, ...]) -> tuple[tuple[tuple[Value, ...], ...],
 def _is_read_outside(value: Value, graph: Graph | None, inside: set[Node]) -> bool:
     users = value.users
     return not inside.issuperset(users) and any(holder_in(user, graph) not in inside for user in users)
-
-
-def holder_in(node: Node, graph: Graph | None) -> Node:
-    """The node of a graph that another one is, or is nested in."""
-    while node.graph is not graph and node.graph is not None and node.graph.parent is not None:
-        node = node.graph.parent
-    return node

@@ -133,7 +133,7 @@ def uses_of(graph: Graph, reads: Reads | None = None) -> Uses:
         reads: from `reads_of`, which is the same in any order of the nodes; None: it is found.
     """
     reads = reads_of(graph) if reads is None else reads
-    roots = roots_of(graph, reads)
+    roots = roots_of(graph)
     return Uses(graph, roots, last_uses(graph, roots, reads))
 
 
@@ -187,13 +187,13 @@ def nested_bytes(node: Node, memory: Memory = "device") -> int:
     return max((peak(nested, memory=memory).activation_bytes for nested in node.nested_graphs()), default=0)
 
 
-def roots_of(graph: Graph, reads: Reads | None = None) -> dict[Value, Value]:
+def roots_of(graph: Graph) -> dict[Value, Value]:
     """Values that are views, or are written over others, and the value whose bytes they share.
 
     Written over are state, and the sums that a loop carries: in its body these are what the loop gives. What they begin
     as, one number spread to a shape, is a view of that. What a copy in flight comes to is there from its start on.
     """
-    roots: dict[Value, Value] = dict(written_over(graph, reads=reads))
+    roots: dict[Value, Value] = dict(written_over(graph))
     roots.update((value, each.final) for each in sums_in(graph) for value in (each.before, each.after))
     starts = (each.start for node in graph if node.attributes for each in sums_of(node))
     roots.update((start, start.node.inputs[0]) for start in starts if start is not None and start.node is not None)

@@ -1,10 +1,9 @@
 """What becomes of the state before a training step: let go once the loss is known, or written over."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from irpar.analysis.engines import writes_out
-from irpar.ir import DOMAIN, DType, Graph, Node, Value, captured_or_read, tensor_type
+from irpar.ir import DOMAIN, DType, Graph, Node, Value, captured_or_read, holder_in, tensor_type
 from irpar.ir.state import LOSS
 from irpar.ops import traits
 from irpar.ops.bodies import waits_for_copy
@@ -25,12 +24,10 @@ def update_of(graph: Graph) -> Node | None:
     if not graph.states or LOSS not in graph.output_names:
         return None
     loss = graph.output(graph.output_names.index(LOSS))
-    is_known = loss.node is None
-    for node in graph:
-        if is_known and node.phase == "optimizer":
-            return node
-        is_known = is_known or node is loss.node
-    return None
+    node = graph.first if loss.node is None else loss.node.next
+    while node is not None and node.phase != "optimizer":
+        node = node.next
+    return node
 
 
 def let_go(graph: Graph, kept: Iterable[Value] = ()) -> dict[Value, Value]:
@@ -72,7 +69,7 @@ def reads_of(graph: Graph) -> Reads:
     return {node: held_for(node) for node in (*graph, graph.return_node)}
 
 
-def written_over(graph: Graph, kept: Sequence[Value] = (), reads: Reads | None = None) -> dict[Value, Value]:
+def written_over(graph: Graph, kept: Sequence[Value] = ()) -> dict[Value, Value]:
     """The results that are written where the state lies that they replace, and that state.
 
     w' = Sub(w, change): f32[8, 8]      over w, if neither w nor what may be a view of it is read later
@@ -83,17 +80,12 @@ def written_over(graph: Graph, kept: Sequence[Value] = (), reads: Reads | None =
     Args:
         graph: it, in global or local view.
         kept: values that are to outlive a run besides its results.
-        reads: from `reads_of`; None: it is found.
     """
     if update_of(graph) is None:
         return {}
-    candidates = {new: old for old, new in let_go(graph, kept).items() if _can_write(new, old)}
-    if not candidates:
-        return {}
-    watched = _Watched(graph, {*candidates, *candidates.values()}, reads_of(graph) if reads is None else reads)
-    watched.keep(graph.outputs)
-    watched.keep(kept)
-    return {new: old for new, old in candidates.items() if watched.allow(new, old)}
+    readers = _Readers(graph, {*graph.outputs, *kept})
+    states = let_go(graph, kept).items()
+    return {new: old for old, new in states if _can_write(new, old) and readers.allow(new, old)}
 
 
 def _can_write(new: Value, old: Value) -> bool:
@@ -120,72 +112,72 @@ def _can_write(new: Value, old: Value) -> bool:
     return is_written_over or (is_for_plans(node) and old in node.inputs)
 
 
-@dataclass
-class _Read:
-    """Where a value is read.
-
-    Attributes:
-        last: place of the last reader of it or of what may be a view of it.
-        last_view: of the last reader of what may be a view of it.
-    """
-
-    last: int = -1
-    last_view: int = -1
-
-
-class _Watched:
-    """Where some values and their views are read.
+class _Readers:
+    """Who reads values of a graph, and what may be views of them.
 
     Args:
         graph: it.
-        watched: those values.
-        reads: from `reads_of`.
+        kept: what outlives a run.
     """
 
-    def __init__(self, graph: Graph, watched: set[Value], reads: Reads) -> None:
-        self._reads = {value: _Read() for value in watched}
-        self._views: dict[Value, tuple[Value, ...]] = {value: (value,) for value in watched}
-        """Values, and of which watched ones they may be views."""
-        self._kept: set[Value] = set()
-        self._made: dict[Value, int] = {}
-        self._writes: dict[tuple[str, str, int, int], bool] = {}
-        views = self._views
-        seen, makers = views.keys(), {value.node for value in watched}
-        for place, node in enumerate(graph):
-            if not seen.isdisjoint(reads[node]):
-                self._read(node, place, [value for value in reads[node] if value in views])
-            if node in makers:
-                self._made.update((value, place) for value in node.results)
+    def __init__(self, graph: Graph, kept: set[Value]) -> None:
+        self._graph = graph
+        self._kept = kept
+        self._given: dict[Node, set[Value]] = {}
 
-    def _read(self, node: Node, place: int, known: Iterable[Value]) -> None:
-        given = self._given_on(node) if node.holds_graphs else None
-        seen: dict[Value, None] = {}
-        for value in known:
-            is_given = given is None or value in given
-            for source in self._views[value]:
-                if is_given:
-                    seen[source] = None
-                read = self._reads[source]
-                read.last = place
-                if source is not value:
-                    read.last_view = place
-        if not self._is_new(node):
-            for value in node.results:
-                sources = tuple(source for source in seen if _may_share(value, source))
-                if sources:
-                    self._views[value] = (*self._views.get(value, ()), *sources)
+    def allow(self, new: Value, old: Value) -> bool:
+        """Whether a result may be written over a state."""
+        maker, is_before = new.node, self._graph.is_before
+        assert maker is not None
+        if any(is_before(maker, reader) for reader in self._of(old)):
+            return False
+        views = self._views(old)
+        if any(not is_before(reader, maker) for view in views for reader in self._of(view)):
+            return False
+        return self._kept.isdisjoint(views | self._views(new))
+
+    def _of(self, value: Value) -> list[Node]:
+        """The nodes for which a value is held, as `held_for` has it; not the end of the graph."""
+        found = []
+        for user in value.users:
+            node = user if user.graph is self._graph else holder_in(user, self._graph)
+            if node.is_return or node.graph is not self._graph:
+                continue
+            found.append(node)
+            if node is user and node.domain == DOMAIN and traits(node).starts:
+                found += [wait for wait in node.result.users if traits(wait).waits]
+        return found
+
+    def _views(self, value: Value) -> set[Value]:
+        """What may be views of a value, and of these."""
+        found = set[Value]()
+        left = [value]
+        while left:
+            source = left.pop()
+            for node in self._of(source):
+                if not _is_new(node) and (not node.holds_graphs or source in self._given_on(node)):
+                    more = [each for each in node.results if each not in found and _may_share(each, value)]
+                    found.update(more)
+                    left += more
+        return found
 
     def _given_on(self, node: Node) -> set[Value]:
         """What results of a node with graphs may be views of: its operands, and what its graphs give on from outside.
 
         A loop over micro-batches reads all weights, and what it gives is computed.
         """
+        known = self._given.get(node)
+        if known is None:
+            known = self._given[node] = self._find_given_on(node)
+        return known
+
+    def _find_given_on(self, node: Node) -> set[Value]:
         inside = {graph for nested in node.nested_graphs() for graph in nested.graphs()}
         given = {value for graph in node.nested_graphs() for value in graph.outputs}
         left = list(given)
         while left:
             value = left.pop()
-            if value.node is None or value.node.graph not in inside or self._is_new(value.node):
+            if value.node is None or value.node.graph not in inside or _is_new(value.node):
                 continue
             inner = (result for graph in value.node.nested_graphs() for result in graph.outputs)
             more = {*value.node.inputs, *inner} - given
@@ -193,29 +185,10 @@ class _Watched:
             left += more
         return given.union(node.inputs)
 
-    def _is_new(self, node: Node) -> bool:
-        """Whether results are surely new arrays; others are taken for views."""
-        return self._writes_out(node) or is_copy(node) or waits_for_copy(node)
 
-    def _writes_out(self, node: Node) -> bool:
-        """As the function of that name; of an operator the table of kernels is asked once."""
-        if node.callee is not None:
-            return False
-        key = node.domain, node.op_type, node.version, len(node.results)
-        known = self._writes.get(key)
-        if known is None:
-            known = self._writes[key] = writes_out(node)
-        return known
-
-    def keep(self, values: Iterable[Value]) -> None:
-        """Let values outlive the run."""
-        for value in values:
-            self._kept.update(source for source in self._views.get(value, ()) if source is not value)
-
-    def allow(self, new: Value, old: Value) -> bool:
-        """Whether a result may be written over a state."""
-        place, read = self._made[new], self._reads[old]
-        return read.last <= place and read.last_view < place and self._kept.isdisjoint((new, old))
+def _is_new(node: Node) -> bool:
+    """Whether results are surely new arrays; others are taken for views."""
+    return writes_out(node) or is_copy(node) or waits_for_copy(node)
 
 
 def _may_share(value: Value, source: Value) -> bool:

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from irpar.analysis.cost.model import CostOf
-from irpar.analysis.layers.find import holder_in
 from irpar.analysis.memory.liveness import constant_bytes, held_bytes
-from irpar.ir import Graph, Node, Value
+from irpar.ir import Graph, Node, Value, holder_in
 from irpar.ops.memory_copies import CopyWriter, copied_bytes, is_copy
 
 

@@ -103,7 +103,6 @@ def test_what_nodes_read_is_found_once_for_all_orders() -> None:
     *others, update, late = graph
     graph.reorder([*others, late, update])
     assert uses_of(graph, reads) == uses_of(graph)
-    assert written_over(graph, reads=reads) == written_over(graph)
     assert names(graph) == {"m_1": "m", "w_1": "w"}
 
 
@@ -147,3 +146,22 @@ def test_where_ranks_meet_in_between_memory_is_handed_on() -> None:
     }
     """
     assert names(parse_module(text).graph) == {"w_1": "w"}
+
+
+@pytest.mark.parametrize(("place", "found"), [("before", {"w_1": "w"}), ("after", {})])
+def test_what_is_in_flight_is_read_until_the_wait(place: str, found: dict[str, str]) -> None:
+    wait = """
+      %g = irpar.Wait(%f) {id=0 | phase=optimizer} : f32[4] of [8@dp]
+      %late = Neg(%g) : f32[4] of [8@dp]"""
+    text = f"""
+    mesh @m = ["dp"=2]
+    graph local @step(%x: f32[4] of [8@dp], state parameter %w: f32[4] of [8@dp]) -> (%loss, %w_1 replaces %w, %late) opset 21 ranks [0, 1] {{
+      %k = constant : f32[] of [] replicated 0.5
+      %loss = ReduceSum(%k) {{keepdims=0 | phase=forward}} : f32[] of [] replicated
+      %f = irpar.AllReduceStart(%w) {{axes=["dp"], reduce="sum", id=0 | phase=optimizer}} : inflight<f32[4]> of [8@dp]
+      {wait if place == "before" else ""}
+      %w_1 = Mul(%x, %k) {{| phase=optimizer}} : f32[4] of [8@dp]
+      {wait if place == "after" else ""}
+    }}
+    """
+    assert names(parse_module(text).graph) == found
