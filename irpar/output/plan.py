@@ -503,7 +503,7 @@ def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str
             axes = cutting_names(value.sharding)
             rows.append(_value(value, name, name, [replace(same, axes=(axis,)) for axis in axes] or [same]))
     listed = {row["name"] for row in rows}
-    for reason in (reason for row in rows for reason in row["why"]):
+    for reason in (reason for row in rows for reason in row["why"] if reason["follows"] not in listed):
         _pass_over_gone(reason, listed, decisions)
     return rows
 
@@ -530,7 +530,7 @@ def _pass_over_gone(reason: dict[str, Any], listed: Set[str], decisions: Mapping
 
 def _value(value: Value, name: str, source: str, decisions: Sequence[Decision]) -> dict[str, Any]:
     assert value.sharding is not None
-    axes = set(cutting_names(value.sharding))
+    axes = value.sharding.canonical.axis_names
     return {
         "name": name,
         "source": source,
@@ -541,7 +541,7 @@ def _value(value: Value, name: str, source: str, decisions: Sequence[Decision]) 
         "why": [
             {"why": decision.why, "follows": decision.follows, "axes": list(decision.axes)}
             for decision in decisions
-            if not decision.axes or axes & set(decision.axes)
+            if not decision.axes or not axes.isdisjoint(decision.axes)
         ],
     }
 
