@@ -267,6 +267,8 @@ def _part_entries(module: Module, parts: Sequence[Part], flops: Mapping[Graph, i
 
 def function_entries(module: Module) -> list[dict[str, Any]]:
     """The functions of communication of a local module, and which collectives are calls of each."""
+    if not module.functions:
+        return []
     calls: dict[str, dict[int, None]] = {}
     for node in (node for graph in module.graphs for node in graph.walk()):
         if node.callee is not None and node.callee.domain == COMMUNICATION:
@@ -397,10 +399,15 @@ def copy_entries(module: Module) -> list[dict[str, Any]]:
 
 def memory_entries(module: Module) -> list[dict[str, Any]]:
     """The entries of `memories`: inputs, weights, state, the most that a rank has of each; none if all is on device."""
+    held = {
+        graph: [*graph.inputs, *(value for body in graph.graphs() for value in body.constants)]
+        for graph in module.graphs
+    }
+    if all(value.memory == "device" for values in held.values() for value in values):
+        return []
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for graph in module.graphs:
-        constants = (value for body in graph.graphs() for value in body.constants)
-        for value in (*graph.inputs, *constants):
+    for graph, values in held.items():
+        for value in values:
             state = graph.states.get(value)
             entry = {
                 "value": value.source_name,
@@ -411,7 +418,7 @@ def memory_entries(module: Module) -> list[dict[str, Any]]:
             }
             known = found.setdefault((value.source_name, value.memory), entry)
             known["bytes"] = max(known["bytes"], entry["bytes"])
-    return list(found.values()) if any(entry["memory"] != "device" for entry in found.values()) else []
+    return list(found.values())
 
 
 def _moments(node: Node) -> dict[str, str | None]:
