@@ -38,18 +38,24 @@ def is_segment(stretch: list[Node], joined: Collection[Node] = ()) -> bool:
     return stretch[0] in joined or not holds_collectives(stretch[0])
 
 
-def live_reads(graph: Graph, outputs: Iterable[Value]) -> dict[Node, tuple[Value, ...]]:
-    """What each node that is needed for some values reads, captured values included; in graph order.
+def live_nodes(graph: Graph, outputs: Iterable[Value]) -> list[Node]:
+    """The nodes that are needed for some values, in graph order.
 
     Nodes that communicate are needed: other ranks wait for them.
     """
-    needed = {value.node for value in outputs if value.node is not None}
-    found: dict[Node, tuple[Value, ...]] = {}
+    needed = {value.node for value in outputs}
+    found: list[Node] = []
     for node in reversed(graph):
         if node in needed or holds_collectives(node):
-            found[node] = tuple(dict.fromkeys(captured_or_read(node)))
-            needed.update(value.node for value in found[node] if value.node is not None)
-    return dict(reversed(found.items()))
+            found.append(node)
+            needed.update([value.node for value in captured_or_read(node)])
+    found.reverse()
+    return found
+
+
+def live_reads(graph: Graph, outputs: Iterable[Value]) -> dict[Node, tuple[Value, ...]]:
+    """What each of these nodes reads, captured values included."""
+    return {node: tuple(dict.fromkeys(captured_or_read(node))) for node in live_nodes(graph, outputs)}
 
 
 def segment_entries(graph: Graph) -> Iterator[dict[str, Any]]:
@@ -58,7 +64,7 @@ def segment_entries(graph: Graph) -> Iterator[dict[str, Any]]:
     What runs is listed: no nodes that nothing needs.
     """
     after: int | None = None
-    for stretch in stretches(live_reads(graph, graph.outputs)):
+    for stretch in stretches(live_nodes(graph, graph.outputs)):
         if is_segment(stretch):
             first, last = stretch[0], stretch[-1]
             yield {

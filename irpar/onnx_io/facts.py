@@ -314,13 +314,19 @@ def _one_of(key: str, text: str, choices: tuple[str, ...]) -> Any:
 # -- nodes --------------------------------------------------------------------------------------------------------
 
 
-def node_facts(node: Node) -> dict[str, str]:
-    """What irpar knows of a node that neither ONNX's fields nor the node's other metadata tell."""
+def node_origin(node: Node) -> dict[str, str]:
+    """Where a node comes from, where neither its name nor its other metadata tell."""
     found: dict[str, str] = {}
     if node.source != (node.name or None):
         found["irpar.source"] = node.source or ""
     if node.scope != scope_of(node.name, node.metadata):
         found["irpar.scope"] = node.scope or ""
+    return found
+
+
+def node_facts(node: Node) -> dict[str, str]:
+    """What else irpar knows of a node that ONNX's fields do not tell."""
+    found: dict[str, str] = {}
     if node.phase is not None:
         found["irpar.phase"] = node.phase
     if node.stage is not None:
@@ -331,7 +337,7 @@ def node_facts(node: Node) -> dict[str, str]:
 
 
 def take_node_facts(node: Node, metadata: dict[str, str]) -> None:
-    """Set scope and what `node_facts` states; the rest of the metadata stays on the node.
+    """Set what `node_origin` and `node_facts` state; the rest of the metadata stays on the node.
 
     Raises:
         OnnxError: an entry cannot be read.

@@ -31,7 +31,7 @@ from irpar.ops.updates import hold_such, write_out, write_out_functions
 
 from .attributes import write_attribute
 from .errors import OnnxError
-from .facts import QUANTIZATION, beginnings, model_facts, node_facts, source_fact, state_facts, value_facts
+from .facts import QUANTIZATION, beginnings, model_facts, node_facts, node_origin, source_fact, state_facts, value_facts
 from .quantization import write_quantization
 from .tensors import write_tensor
 from .types import write_type
@@ -383,23 +383,26 @@ class ModelWriter:
         return value.type is not UNKNOWN or bool(value.doc or self._facts(value, self.name(value)))
 
     def node(self, node: Node, results: Iterable[Value | None], proto: onnx.NodeProto) -> None:
-        """Fill a NodeProto; those alike but for their names are made once.
+        """Fill a NodeProto; those alike but for their names and where they come from are made once.
 
         Args:
             node: the node.
             results: its results, None in place of those left out.
             proto: an empty one.
         """
-        facts = node_facts(node)
-        alike = _alike(node, facts)
+        origin, facts = node_origin(node), node_facts(node)
+        alike = _alike(node, origin, facts)
         if alike is None:
-            self._node(node, facts, proto)
+            self._node(node, origin | facts, proto)
         else:
             made = self._nodes.get(alike)
             if made is None:
                 made = self._nodes[alike] = onnx.NodeProto()
-                self._node(node, facts, made)
+                self._node(node, origin | facts, made)
             proto.CopyFrom(made)
+            if origin:
+                for entry, text in zip(proto.metadata_props, origin.values(), strict=False):
+                    entry.value = text
         if node.name:
             proto.name = node.name
         proto.input.extend(self.names(node.operands))
@@ -420,15 +423,15 @@ class ModelWriter:
         self.metadata(proto, facts)
 
 
-def _alike(node: Node, facts: Mapping[str, str]) -> Hashable:
-    """The same for nodes that are written alike but for names; None: nothing tells."""
+def _alike(node: Node, origin: Mapping[str, str], facts: Mapping[str, str]) -> Hashable:
+    """The same for nodes that are written alike but for names and the texts of their origin; None: nothing tells."""
     if node.metadata or node.doc or node.callee is not None:
         return None
     attributes = tuple([(name, type(value), value) for name, value in node.attributes.items()])
     for _, kind, _ in attributes:
         if kind not in _PLAIN:
             return None
-    return node.op_type, node.domain, attributes, tuple(facts.items())
+    return node.op_type, node.domain, attributes, tuple(origin), tuple(facts.items())
 
 
 def is_left_out(value: Value) -> bool:

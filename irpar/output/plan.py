@@ -268,6 +268,8 @@ def _part_entries(module: Module, parts: Sequence[Part], flops: Mapping[Graph, i
 
 def function_entries(module: Module) -> list[dict[str, Any]]:
     """The functions of communication of a local module, and which collectives are calls of each."""
+    if not module.functions:
+        return []
     calls: dict[str, dict[int, None]] = {}
     for node in (node for graph in module.graphs for node in graph.walk()):
         if node.callee is not None and node.callee.domain == COMMUNICATION:
@@ -398,10 +400,15 @@ def copy_entries(module: Module) -> list[dict[str, Any]]:
 
 def memory_entries(module: Module) -> list[dict[str, Any]]:
     """The entries of `memories`: inputs, weights, state, the most that a rank has of each; none if all is on device."""
+    held = {
+        graph: [*graph.inputs, *(value for body in graph.graphs() for value in body.constants)]
+        for graph in module.graphs
+    }
+    if all(value.memory == "device" for values in held.values() for value in values):
+        return []
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    for graph in module.graphs:
-        constants = (value for body in graph.graphs() for value in body.constants)
-        for value in (*graph.inputs, *constants):
+    for graph, values in held.items():
+        for value in values:
             state = graph.states.get(value)
             entry = {
                 "value": value.source_name,
@@ -412,7 +419,7 @@ def memory_entries(module: Module) -> list[dict[str, Any]]:
             }
             known = found.setdefault((value.source_name, value.memory), entry)
             known["bytes"] = max(known["bytes"], entry["bytes"])
-    return list(found.values()) if any(entry["memory"] != "device" for entry in found.values()) else []
+    return list(found.values())
 
 
 def _moments(node: Node) -> dict[str, str | None]:
@@ -497,7 +504,7 @@ def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str
             axes = cutting_names(value.sharding)
             rows.append(_value(value, name, name, [replace(same, axes=(axis,)) for axis in axes] or [same]))
     listed = {row["name"] for row in rows}
-    for reason in (reason for row in rows for reason in row["why"]):
+    for reason in (reason for row in rows for reason in row["why"] if reason["follows"] not in listed):
         _pass_over_gone(reason, listed, decisions)
     return rows
 
@@ -524,7 +531,7 @@ def _pass_over_gone(reason: dict[str, Any], listed: Set[str], decisions: Mapping
 
 def _value(value: Value, name: str, source: str, decisions: Sequence[Decision]) -> dict[str, Any]:
     assert value.sharding is not None
-    axes = set(cutting_names(value.sharding))
+    axes = value.sharding.canonical.axis_names
     return {
         "name": name,
         "source": source,
@@ -535,7 +542,7 @@ def _value(value: Value, name: str, source: str, decisions: Sequence[Decision]) 
         "why": [
             {"why": decision.why, "follows": decision.follows, "axes": list(decision.axes)}
             for decision in decisions
-            if not decision.axes or axes & set(decision.axes)
+            if not decision.axes or not axes.isdisjoint(decision.axes)
         ],
     }
 

@@ -135,11 +135,15 @@ class Sharding:
             raise ShardingError(
                 f"{spec!r} is not a sharding", do='write a list with one entry a dim, such as [["dp"], null]'
             )
-        return cls(mesh, tuple(_dim_of_spec(dim) for dim in spec))
+        return _of_dims(mesh, tuple(map(_dim_of_spec, spec)))
 
     def spec(self) -> list[list[str] | None]:
         """The form that plan.json and `--shardings` use: per dim a list of axes, "?" and the priority, or None."""
-        return [dim.spec() for dim in self.dims]
+        return [words and list(words) for words in self._words]
+
+    @cached_property
+    def _words(self) -> tuple[list[str] | None, ...]:
+        return tuple(dim.spec() for dim in self.dims)
 
     @property
     def rank(self) -> int:
@@ -278,6 +282,12 @@ def _closed(mesh: Mesh, dims: tuple[tuple[Axis, ...], ...], partial: tuple[Axis,
 
 
 @lru_cache(maxsize=16384)
+def _of_dims(mesh: Mesh, dims: tuple[DimSharding, ...]) -> Sharding:
+    """The same of what a user or a plan says."""
+    return Sharding(mesh, dims)
+
+
+@lru_cache(maxsize=16384)
 def _allows(mesh: Mesh, said: DimSharding, axes: tuple[Axis, ...]) -> bool:
     """Whether the blocks of a dim are those that were said, or of an open dim parts of them."""
     if said.axes == axes:
@@ -296,6 +306,12 @@ def _dim_of_spec(spec: DimSpec) -> DimSharding:
         raise ShardingError(
             f"{spec!r} does not say how a dim is sharded", do='write null, or a list of axes such as ["dp", "tp"]'
         )
+    return _dim_of_words(tuple(names))
+
+
+@lru_cache(maxsize=16384)
+def _dim_of_words(names: tuple[str, ...]) -> DimSharding:
+    """As `_closed`: a plan says the same few things of thousands of tensors."""
     names, priority = _without_priority(names)
     if "?" in names[:-1]:
         raise ShardingError(f'"?" must come last in {list(names)!r}', do='write the axes first, then "?"')
@@ -338,7 +354,7 @@ def with_priority(spec: Sequence[DimSpec], priority: int) -> list[DimSpec]:
     return [dim(said) for said in spec] if priority else list(spec)
 
 
-def _without_priority(words: Sequence[str]) -> tuple[Sequence[str], int | None]:
+def _without_priority(words: tuple[str, ...]) -> tuple[tuple[str, ...], int | None]:
     """The words of a dim before its priority, and the priority; None where there is none."""
     numbers = [match[1] for word in words if (match := _PRIORITY.fullmatch(word))]
     if not numbers:

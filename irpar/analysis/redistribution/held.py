@@ -60,12 +60,7 @@ def settled_annotations(module: Module) -> list[dict[str, Any]]:
     Raises:
         IrparError: a value is sharded otherwise than it is annotated.
     """
-    by_name: dict[str, Value] = {}
-    by_source: dict[str, list[Value]] = {}
-    for body in module.graph.graphs():
-        for value in body.values():
-            by_name[value.name] = value
-            by_source.setdefault(value.source_name, []).append(value)
+    by_name = {value.name: value for body in module.graph.graphs() for value in body.values()}
     listed: dict[tuple[str, str], dict[str, Any]] = {}
     for name, annotation in module.annotated.items():
         found = by_name.get(name)
@@ -75,13 +70,21 @@ def settled_annotations(module: Module) -> list[dict[str, Any]]:
             if not found.is_constant:
                 raise _not_held(found, annotation)
             _list_stored(listed, found, annotation)
+    standing = _standing(by_name.values(), module.gone)
     for name, gone in module.gone.items():
-        standing = [value for value in by_source.get(name, ()) if value.sharding is not None]
-        if any(lies_as_said(gone.annotation, value.sharding) for value in standing if value.sharding is not None):
-            continue
-        listed.setdefault((name, ""), _entry(name, gone.annotation, None, gone.why))
+        if not any(lies_as_said(gone.annotation, lies) for lies in standing[name]):
+            listed.setdefault((name, ""), _entry(name, gone.annotation, None, gone.why))
     _correct_decisions(module, by_name.values())
     return list(listed.values())
+
+
+def _standing(values: Iterable[Value], names: Iterable[str]) -> dict[str, list[Sharding]]:
+    """How the values lie that stand for those of some names in the source model."""
+    found: dict[str, list[Sharding]] = {name: [] for name in names}
+    for value in values if found else ():
+        if value.sharding is not None and value.source_name in found:
+            found[value.source_name].append(value.sharding)
+    return found
 
 
 def _entry(name: str, annotation: Annotation, lies: Sharding | None, why: str) -> dict[str, Any]:
@@ -117,10 +120,9 @@ def _correct_decisions(module: Module, values: Iterable[Value]) -> None:
     known = (*module.annotated.values(), *(gone.annotation for gone in module.gone.values()))
     titles = {f"annotated {annotation.title}": annotation for annotation in known}
     for value in values:
-        told = module.decisions.get(value.name, ())
-        if value.sharding is None or not any(decision.why in titles for decision in told):
-            continue
-        module.decisions[value.name] = [_corrected(decision, value.sharding, titles) for decision in told]
+        told = module.decisions.get(value.name)
+        if told and value.sharding is not None and not titles.keys().isdisjoint([decision.why for decision in told]):
+            module.decisions[value.name] = [_corrected(decision, value.sharding, titles) for decision in told]
 
 
 def _corrected(decision: Decision, lies: Sharding, titles: Mapping[str, Annotation]) -> Decision:

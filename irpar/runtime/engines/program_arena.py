@@ -12,7 +12,7 @@ from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime, Offsets, most_held
 from irpar.analysis.memory.scratch import scratch_bytes, temporary_bytes
 from irpar.analysis.memory.sums import sums_in
-from irpar.analysis.segments import live_reads
+from irpar.analysis.segments import live_nodes
 from irpar.ir import Graph, Node, TensorType, Value, captured_or_read
 from irpar.ops import holds_collectives
 from irpar.ops.bodies import waits_for_copy
@@ -33,7 +33,7 @@ def program_layout(program: Program) -> ArenaLayout:
     """
     graph = program.graph
     over = {value for segment in program.segments for value in segment.over}
-    nodes = tuple(live_reads(graph, program.outputs))
+    nodes = tuple(live_nodes(graph, program.outputs))
     found, steps, uses = _Block(graph, nodes, program.outputs, over), len(nodes) + 1, uses_of(graph)
     outside = [*found.outside(), *found.inputs(uses.last)]
     nbytes = height(found.held, found.offsets, outside, steps, most_held(arena_lifetimes(graph, uses)))
