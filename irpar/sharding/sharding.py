@@ -135,7 +135,7 @@ class Sharding:
             raise ShardingError(
                 f"{spec!r} is not a sharding", do='write a list with one entry a dim, such as [["dp"], null]'
             )
-        return cls(mesh, tuple(_dim_of_spec(dim) for dim in spec))
+        return _of_dims(mesh, tuple(map(_dim_of_spec, spec)))
 
     def spec(self) -> list[list[str] | None]:
         """The form that plan.json and `--shardings` use: per dim a list of axes, "?" and the priority, or None."""
@@ -275,6 +275,12 @@ class Sharding:
 def _closed(mesh: Mesh, dims: tuple[tuple[Axis, ...], ...], partial: tuple[Axis, ...], reduce: Reduction) -> Sharding:
     """A program has few distinct shardings and asks for each of them many times."""
     return Sharding(mesh, tuple(map(DimSharding, dims)), partial, reduce)
+
+
+@lru_cache(maxsize=16384)
+def _of_dims(mesh: Mesh, dims: tuple[DimSharding, ...]) -> Sharding:
+    """As above: each annotation is read again by whoever asks whether a value lies as it says."""
+    return Sharding(mesh, dims)
 
 
 @lru_cache(maxsize=16384)
