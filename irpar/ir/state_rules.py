@@ -214,4 +214,4 @@ def replace_outputs(graph: Graph, outputs: Sequence[tuple[str, Value]]) -> None:
 
 def states_of(graph: Graph, values: dict[Value, Value]) -> dict[Value, State]:
     """The states of a graph for a copy of it; `values` says what stands for each value there."""
-    return {values[value]: replace(state) for value, state in graph.states.items() if value in values}
+    return {values[value]: state for value, state in graph.states.items() if value in values}

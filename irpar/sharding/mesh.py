@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from irpar.arguments import require
@@ -39,6 +39,7 @@ class Axis(NamedTuple):
         return self.name if self.size is None else f"{self.name}:({self.pre}){self.size}"
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def parse(cls, text: str) -> "Axis":
         """Read `tp` or `tp:(2)4`.
 

@@ -122,7 +122,7 @@ class _Completion:
         self.mesh = flow.mesh
         self.pinned: set[Value] = set()
         self.open: dict[Value, list[bool]] = {}
-        self.axes: dict[Value, list[Axes]] = {}
+        self.axes: dict[Value, tuple[Axes, ...]] = {}
         self.views: dict[Node, tuple[RuleView, ...]] = {}
         self.dirty: set[Node] = set()
         self.rounds = Rounds()
@@ -187,7 +187,8 @@ class _Completion:
         self.dirty = set(ruled)
         for priority in self.rounds:
             for value, dim, said in self.rounds.begin(priority):
-                self.axes[value][dim] = said.axes
+                before = self.axes[value]
+                self.axes[value] = (*before[:dim], said.axes, *before[dim + 1 :])
                 if value in self.open:  # The results of a node without a rule get nothing.
                     self.open[value][dim] = said.is_open
                 self.dirty.update(ruled.intersection(self.flow.neighbours(value)))
@@ -312,7 +313,7 @@ class _Completion:
             if value.sharding is None:
                 free += 1
                 self.open[value] = [True] * len(type_.shape)
-                self.axes[value] = [()] * len(type_.shape)
+                self.axes[value] = ((),) * len(type_.shape)
                 continue
             if value.sharding.all_axes and not type_.is_static:
                 raise IrparError(
@@ -323,12 +324,14 @@ class _Completion:
             free += not value.sharding.is_settled
             now = self.rounds.add(value, self.later.get(value, value.sharding))
             self.open[value] = [dim.is_open for dim in now]
-            self.axes[value] = [dim.axes for dim in now]
+            self.axes[value] = tuple([dim.axes for dim in now])
         return free
 
     def _refuse_closed_bodies(self) -> None:
         for node in self.flow.nodes:
-            for body in () if node in self.flow.ties or node.is_return else node.nested_graphs():
+            if not node.holds_graphs or node in self.flow.ties:
+                continue
+            for body in node.nested_graphs():
                 for value in (inner for graph in body.graphs() for inner in graph.values()):
                     if value.sharding is not None and value.sharding.all_axes:
                         raise IrparError(
@@ -342,7 +345,7 @@ class _Completion:
             factors = self._merged(view)
             if any(factors):
                 for value, wanted in zip(view.values, view.all_expressible(factors), strict=True):
-                    if value is not None and value in self.open:
+                    if value is not None and value in self.open and wanted != self.axes[value]:
                         self._extend(node, view, value, wanted)
 
     def _merged(self, view: RuleView) -> FactorAxes:
@@ -352,12 +355,11 @@ class _Completion:
             None if value is None or (value.is_constant and value not in self.pinned) else self.axes.get(value)
             for value in view.values
         ]
-        lies = tuple([None if axes is None else tuple(axes) for axes in known])
-        return view.merged(lies, self.rounds.held.get(view))
+        return view.merged(tuple(known), self.rounds.held.get(view))
 
     def _extend(self, node: Node, view: RuleView, value: Value, wanted: Sequence[Axes]) -> None:
         """Let open dims of a value take the axes that the node gives them."""
-        current = self.axes[value]
+        current = list(self.axes[value])
         added: list[Axis] = []
         for dim, axes in enumerate(wanted):
             old = current[dim]
@@ -369,6 +371,7 @@ class _Completion:
                 current[dim] = axes
                 added.extend(axes[len(old) :])
         if added:
+            self.axes[value] = tuple(current)
             for name in () if self.is_trial else dict.fromkeys(axis.name for axis in added):
                 self.module.decide(value.name, self._decision(node, view, value, name))
             neighbours = self.flow.neighbours(value)

@@ -130,7 +130,7 @@ class _Folder:
             self.fold(node)
         elif self.drop_empty(node):
             return following
-        elif self.promised and any(value in self.promised for value in node.inputs) and not _is_static(node):
+        elif not self.promised.isdisjoint(node.inputs) and not _is_static(node):
             # The type of this node may depend on numbers that are still to be computed.
             self.flush()
             self.fresh.update(node.inputs)
@@ -139,7 +139,7 @@ class _Folder:
 
     def needs_types(self, node: Node) -> bool:
         """Whether inference can find more than is known."""
-        return not _is_static(node) or any(value in self.fresh for value in node.inputs)
+        return not _is_static(node) or not self.fresh.isdisjoint(node.inputs)
 
     def infer(self, node: Node) -> None:
         """Infer the types of a node's results."""
@@ -151,11 +151,12 @@ class _Folder:
 
     def is_foldable(self, node: Node) -> bool:
         """Whether the results of a node are known now and worth keeping."""
+        # Of most nodes the first operand says that they are not.
+        if not all(value in self.promised or self.is_foldable_operand(value) for value in node.inputs):
+            return False
         if not is_compute(node) or node.callee is not None or not is_deterministic(node) or _begins_sums(node):
             return False
         if refers_to_call(node):
-            return False
-        if not all(value in self.promised or self.is_foldable_operand(value) for value in node.inputs):
             return False
         return all(map(_may_be_constant, node.results)) and self.result_bytes(node) <= self.max_bytes
 
@@ -180,9 +181,9 @@ class _Folder:
 
     def is_empty(self, node: Node) -> bool:
         """Whether all results have no elements, so that nothing need be known to know them."""
-        if not is_compute(node) or not node.results or not _is_static(node) or not all(map(_is_empty, node.results)):
+        if not node.results or not all(map(_is_empty, node.results)):
             return False
-        return all(map(_may_be_constant, node.results))
+        return is_compute(node) and all(map(_may_be_constant, node.results))
 
     def drop_empty(self, node: Node) -> bool:
         """Join only what has elements; exporters write the rest of a split of everything, and join it again."""
@@ -337,12 +338,10 @@ def _size_of_static(node: Node) -> Tensor | None:
 
 def _known_list(node: Node) -> Tensor | None:
     """A list of sizes of which all are known, although what they are taken from has others: seq of [batch, seq]."""
-    if all(value.data is not None for value in node.inputs) or not _is_static(node):
+    numbers = known_numbers(node)
+    if numbers is None or all(value.data is not None for value in node.inputs) or not _is_static(node):
         return None
     if not all(map(_may_be_constant, node.results)):
-        return None
-    numbers = known_numbers(node)
-    if numbers is None:
         return None
     type_ = node.result.tensor_type
     return ArrayTensor(np.array(numbers, type_.dtype.numpy).reshape(type_.static_shape), type_.dtype)

@@ -71,7 +71,7 @@ def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices
         whole_bytes: of the full tensor.
         prices: what collectives cost.
     """
-    ordered = _order(goal)
+    ordered, price = _order(goal), lru_cache(maxsize=None)(prices.least)
     found: dict[Counts, int] = {}
     queue = [(0, ordered(goal))]
     best = {ordered(goal): 0}
@@ -83,11 +83,8 @@ def distances(product: int, partial: int, goal: Counts, whole_bytes: int, prices
             if counts in found:
                 continue
             found[counts] = cost
-            for before, op, n, operand in _before(product, partial, goal, counts, whole_bytes):
-                before = ordered(before)
-                if before in found:
-                    continue
-                more = cost + (prices.least(op, n, operand) if op else 0)
+            for before, step in _before(product, partial, goal, counts, whole_bytes, price):
+                before, more = ordered(before), cost + step
                 known = best.get(before)
                 if known is None or more < known:
                     best[before] = more
@@ -124,9 +121,9 @@ def _order(goal: Counts) -> Callable[[Counts], Counts]:
 
 
 def _before(
-    product: int, partial: int, goal: Counts, counts: Counts, whole_bytes: int
-) -> Iterator[tuple[Counts, str, int, int]]:
-    """What leads to counts in one step: the counts before, the operator ("" where it is free), n, its operand.
+    product: int, partial: int, goal: Counts, counts: Counts, whole_bytes: int, price: Callable[[str, int, int], int]
+) -> Iterator[tuple[Counts, int]]:
+    """What leads to counts in one step: the counts before, and what the step costs.
 
     Of dims that are alike now and in the goal, those that come first stand for all.
     """
@@ -138,24 +135,26 @@ def _before(
     for dim, count in enumerate(counts[:-1]):
         classes[goal[dim], count].append(dim)
     gathered, reduced = divisors(free), divisors(partial // here) if partial % here == 0 else ()
+    gathers = [(n, price("AllGather", n, size // n)) for n in gathered]
     for (_, count), (dim, *_) in classes.items():
         others = [(alike[alike[0] == dim], many) for (_, many), alike in classes.items() if alike != [dim]]
-        for n in gathered:
-            yield _with(counts, dim, count * n), "AllGather", n, size // n
+        ahead, behind = counts[:dim], counts[dim + 1 :]
+        for n, cost in gathers:
+            yield (*ahead, count * n, *behind), cost
         for n in divisors(count):
-            fewer = _with(counts, dim, count // n)
+            fewer, cost = (*ahead, count // n, *behind), price("AllToAll", n, size)
             for other, many in others:
-                yield _with(fewer, other, many * n), "AllToAll", n, size
+                yield _with(fewer, other, many * n), cost
             if n in reduced:
-                yield _with(fewer, last, here * n), "ReduceScatter", n, size * n
+                yield _with(fewer, last, here * n), price("ReduceScatter", n, size * n)
         for n in set(prime_factors(count)):
-            yield _with(counts, dim, count // n), "", n, 0
+            yield (*ahead, count // n, *behind), 0
     for n in gathered:
         if n in reduced:
-            yield _with(counts, last, here * n), "AllReduce", n, size
+            yield _with(counts, last, here * n), price("AllReduce", n, size)
     for n in divisors(here):
         if goal[-1] % here == 0:
-            yield _with(counts, last, here // n), "", n, 0
+            yield _with(counts, last, here // n), 0
 
 
 def _with(counts: Counts, place: int, count: int) -> Counts:

@@ -8,8 +8,9 @@ that uneven blocks, which do not nest everywhere, find their ways too.
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from irpar.sharding import ceil_div
@@ -75,13 +76,17 @@ class Search:
         self.space = space
         self.prices = prices
         self.bound = bound
-        self.closure = space.closure(problem.goal, orders)
         self.orders = orders
         self.wanted = frozenset(problem.goal[1])
         product = math.prod(problem.sizes)
         self.is_even = all(size % product == 0 for size in problem.shape)
         self._bytes: dict[Counts, int] = {}
         self._ends = [self._cuts_on_the_way(dim) for dim in range(len(problem.shape))]
+
+    @cached_property
+    def closure(self) -> Mapping[Counts, tuple[State, ...]]:
+        """Where a permutation may lead: many searches only tell their bound."""
+        return self.space.closure(self.problem.goal, self.orders)
 
     def _cuts_on_the_way(self, dim: int) -> frozenset[int]:
         """The numbers of blocks that the ends cut a dim into, by all their axes or the first of them."""

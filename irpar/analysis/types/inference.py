@@ -107,23 +107,25 @@ class Inference:
 
     def result_types(self, node: Node) -> Sequence[Type]:
         """What the operands say of the results; UNKNOWN where they say nothing. Nested graphs are visited."""
-        check_node(node)
         if node.callee is not None:
             return self._call(node, node.callee)
         if not node.attributes:
             return self._operator(node)
         if any(isinstance(attribute, RefAttribute) for attribute in node.attributes.values()):
+            check_node(node)
             return [UNKNOWN] * len(node.results)
         if node.holds_graphs:
+            check_node(node)
             infer = control_flow.INFER.get(node.identity)
             return [UNKNOWN] * len(node.results) if infer is None else infer(self, node)
         return self._operator(node)
 
     def _operator(self, node: Node) -> Sequence[Type]:
-        """Of nodes that are alike one is asked."""
+        """Of nodes that are alike one is checked and asked."""
         key = _key_of_node(node)
         types = None if key is None else self._known.get(key)
         if types is None:
+            check_node(node)
             types = [self._types.setdefault(type_, type_) for type_ in self._asked(node)]
             if key is not None:
                 self._known[key] = types

@@ -47,8 +47,8 @@ def key_of(node: Node) -> object:
     attributes = [(name, _attribute_key(value)) for name, value in node.attributes.items()]
     if any(key is None for _, key in attributes):
         return None
-    operands = tuple(None if value is None else _operand_key(value) for value in node.operands)
-    return node.domain, node.op_type, node.version, tuple(attributes), operands, len(node.results)
+    operands = [None if value is None else _operand_key(value) for value in node.operands]
+    return node.domain, node.op_type, node.version, tuple(attributes), tuple(operands), len(node.results)
 
 
 def _attribute_key(value: Attribute) -> object:
@@ -64,7 +64,7 @@ def _attribute_key(value: Attribute) -> object:
 
 
 def _operand_key(value: Value) -> object:
-    return value.type, _data_key(value.data) if _is_shown(value) else None
+    return value.type if value.data is None or not _is_shown(value) else (value.type, _data_key(value.data))
 
 
 def _data_key(data: Tensor | None) -> object:
