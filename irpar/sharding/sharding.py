@@ -37,12 +37,16 @@ class DimSharding:
 
     def spec(self) -> list[str] | None:
         """The form of `--shardings`: `["tp", "?", "priority=1"]`, or None for a dim that is closed and not sharded."""
+        return list(self._words) or None
+
+    @cached_property
+    def _words(self) -> tuple[str, ...]:
         words = list(map(str, self.axes))
         if self.is_open:
             words.append("?")
         if self.priority:
             words.append(priority_word(self.priority))
-        return words or None
+        return tuple(words)
 
 
 _CLOSED = DimSharding()
@@ -135,7 +139,7 @@ class Sharding:
             raise ShardingError(
                 f"{spec!r} is not a sharding", do='write a list with one entry a dim, such as [["dp"], null]'
             )
-        return cls(mesh, tuple(_dim_of_spec(dim) for dim in spec))
+        return _of_dims(mesh, tuple(map(_dim_of_spec, spec)))
 
     def spec(self) -> list[list[str] | None]:
         """The form that plan.json and `--shardings` use: per dim a list of axes, "?" and the priority, or None."""
@@ -278,6 +282,12 @@ def _closed(mesh: Mesh, dims: tuple[tuple[Axis, ...], ...], partial: tuple[Axis,
 
 
 @lru_cache(maxsize=16384)
+def _of_dims(mesh: Mesh, dims: tuple[DimSharding, ...]) -> Sharding:
+    """As above, of dims that may be open."""
+    return Sharding(mesh, dims)
+
+
+@lru_cache(maxsize=16384)
 def _allows(mesh: Mesh, said: DimSharding, axes: tuple[Axis, ...]) -> bool:
     """Whether the blocks of a dim are those that were said, or of an open dim parts of them."""
     if said.axes == axes:
@@ -296,7 +306,12 @@ def _dim_of_spec(spec: DimSpec) -> DimSharding:
         raise ShardingError(
             f"{spec!r} does not say how a dim is sharded", do='write null, or a list of axes such as ["dp", "tp"]'
         )
-    names, priority = _without_priority(names)
+    return _dim_of_words(tuple(names))
+
+
+@lru_cache(maxsize=16384)
+def _dim_of_words(words: tuple[str, ...]) -> DimSharding:
+    names, priority = _without_priority(words)
     if "?" in names[:-1]:
         raise ShardingError(f'"?" must come last in {list(names)!r}', do='write the axes first, then "?"')
     is_open = bool(names) and names[-1] == "?"
