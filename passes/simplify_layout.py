@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.weights.atoms import Atoms, follow, joined
-from irpar.ir import Builder, Ints, Module, Node, TensorType, Value, tensor_type
+from irpar.ir import Builder, Ints, Module, Node, TensorType, Value
 from irpar.ir.annotate import hand_over
 from irpar.ops import traits
 from irpar.ops.block_indices import counted_dims, without_columns
@@ -43,11 +43,9 @@ class SimplifyLayout(Pass):
 
 def _is_layout(node: Node | None) -> bool:
     # What views do is told by the static shape of the result: elements stay in row-major order.
-    if node is None or not (traits(node).view or node.identity == ("", "Transpose")):
+    if node is None or not (traits(node).view or (node.op_type == "Transpose" and not node.domain)):
         return False
-    return all(
-        (type_ := tensor_type(value.type)) is not None and type_.is_static for value in (node.inputs[0], node.result)
-    )
+    return node.inputs[0].is_static and node.result.is_static
 
 
 def _chain(node: Node) -> list[Node]:
@@ -142,15 +140,10 @@ def _sink(node: Node, module: Module) -> bool:
 
     The features, in the last dim, stay merged: of heads and their features only the heads are ever cut.
     """
-    if (
-        node.domain
-        or node.strategy is not None
-        or len(node.results) != 1
-        or not all(map(_is_static, (*node.inputs, node.result)))
-    ):
+    if node.domain or node.strategy is not None or len(node.results) != 1:
         return False
     merged = {value: found for value in node.inputs if (found := _merged(value)) is not None}
-    if not merged:
+    if not merged or not all(map(_is_static, (*node.inputs, node.result))):
         return False
     free = _free(node)
     chosen = {place: split for place, index in free.places.items() if (split := _split_at(node, place, index, merged))}
@@ -161,8 +154,7 @@ def _sink(node: Node, module: Module) -> bool:
 
 
 def _is_static(value: Value) -> bool:
-    type_ = tensor_type(value.type)
-    return type_ is not None and type_.is_static and 0 not in type_.static_shape
+    return value.is_static and 0 not in value.shape
 
 
 @dataclass(frozen=True)

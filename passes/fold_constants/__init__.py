@@ -151,11 +151,13 @@ class _Folder:
 
     def is_foldable(self, node: Node) -> bool:
         """Whether the results of a node are known now and worth keeping."""
+        # Few nodes read constants alone.
+        for value in node.inputs:
+            if value not in self.promised and not self.is_foldable_operand(value):
+                return False
         if not is_compute(node) or node.callee is not None or not is_deterministic(node) or _begins_sums(node):
             return False
         if refers_to_call(node):
-            return False
-        if not all(value in self.promised or self.is_foldable_operand(value) for value in node.inputs):
             return False
         return all(map(_may_be_constant, node.results)) and self.result_bytes(node) <= self.max_bytes
 
@@ -180,7 +182,7 @@ class _Folder:
 
     def is_empty(self, node: Node) -> bool:
         """Whether all results have no elements, so that nothing need be known to know them."""
-        if not is_compute(node) or not node.results or not _is_static(node) or not all(map(_is_empty, node.results)):
+        if not node.results or not all(map(_is_empty, node.results)) or not is_compute(node):
             return False
         return all(map(_may_be_constant, node.results))
 
@@ -337,12 +339,8 @@ def _size_of_static(node: Node) -> Tensor | None:
 
 def _known_list(node: Node) -> Tensor | None:
     """A list of sizes of which all are known, although what they are taken from has others: seq of [batch, seq]."""
-    if all(value.data is not None for value in node.inputs) or not _is_static(node):
-        return None
-    if not all(map(_may_be_constant, node.results)):
-        return None
-    numbers = known_numbers(node)
-    if numbers is None:
+    numbers = None if all(value.data is not None for value in node.inputs) else known_numbers(node)
+    if numbers is None or not _is_static(node) or not all(map(_may_be_constant, node.results)):
         return None
     type_ = node.result.tensor_type
     return ArrayTensor(np.array(numbers, type_.dtype.numpy).reshape(type_.static_shape), type_.dtype)
