@@ -17,8 +17,8 @@ OPEN = "inline-functions,raise-opset,infer-types"
 """The passes before the weights are chosen."""
 NORMALISE = "fold-constants,cse,simplify-layout,dce"
 """The passes before autodiff, which meet these weights as inputs: no weight is folded."""
-CLEAN = "infer-types,cse,dce"
-"""The passes after it."""
+CLEAN = "cse,dce"
+"""The passes after it, behind infer-types where that may find something."""
 
 
 def gradients(
@@ -78,8 +78,7 @@ def _gradients(module: Module, wrt: Sequence[str], autodiff: "Autodiff") -> Modu
     normalise(module, wanted)
     names = tuple(value.source_name for value in wanted)
     PassManager([replace(autodiff, wrt=names)]).run(module)
-    PassManager.parse(CLEAN).run(module)
-    forget_domains(module)
+    clean(module)
     module.source = None  # What is partitioned and verified is this model, and in no file yet.
     return module
 
@@ -93,6 +92,19 @@ def normalise(module: Module, wanted: Sequence[Value]) -> None:
         module.graph.constant_to_input(value)
     PassManager.parse(NORMALISE).run(module)
     module.graph.inputs_to_constants(weights)
+
+
+def clean(module: Module) -> None:
+    """Infer types, merge and delete what is written twice or for nothing, and forget what nothing needs.
+
+    What writes nodes gives them the types that their operands tell: where all of them are static, infer-types can only
+    find the same.
+    """
+    from irpar.pass_manager import PassManager
+
+    is_known = all(value.is_static for graph in module.all_graphs() for value in graph.values())
+    PassManager.parse(CLEAN if is_known else f"infer-types,{CLEAN}").run(module)
+    forget_domains(module)
 
 
 def forget_domains(module: Module) -> None:

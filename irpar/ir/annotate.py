@@ -151,20 +151,25 @@ def note_gone(module: Module, before: Mapping[str, Annotation], why: str) -> Non
     """
     if not before and not module.run_as_said:
         return
-    tables = [graph.names.table for graph in module.graphs]
-    is_local, annotated = module.is_local, module.annotated
+    there = _annotated_names(module)
     for name, annotation in before.items():
-        if name in module.gone:
-            continue
-        values = [value for table in tables if (value := table.get(name)) is not None] if name in annotated else []
-        if any(is_local or value.sharding is not None for value in values):
-            continue
-        module.annotated.pop(name, None)
-        module.gone[name] = Gone(annotation, why)
+        if name not in there and name not in module.gone:
+            module.annotated.pop(name, None)
+            module.gone[name] = Gone(annotation, why)
     if module.run_as_said and not module.is_local:
         names = {node.source or node.name for graph in module.graphs for node in graph.walk() if node.strategy}
         for name in module.run_as_said.keys() - names:
             module.gone[name] = Gone(module.run_as_said.pop(name), why)
+
+
+def _annotated_names(module: Module) -> set[str]:
+    """The names of the annotated values that are there; in global view of those that have a sharding."""
+    found: set[str] = set()
+    for graph in module.graphs:
+        table = graph.names.table
+        names = module.annotated.keys() & table.keys()
+        found.update(names if module.is_local else (name for name in names if table[name].sharding is not None))
+    return found
 
 
 def matches(module: Module, annotation: Annotation) -> list[Value]:

@@ -14,7 +14,7 @@ from irpar.sharding import Sharding
 
 from .micro_batches import as_one_batch
 from .settings import Settings
-from .step import CLEAN, with_loss
+from .step import with_loss
 
 
 def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
@@ -33,9 +33,8 @@ def make_evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
 
 
 def _evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
-    from irpar.differentiation import forget_domains, normalise
+    from irpar.differentiation import clean, normalise
     from irpar.ir import clone_module
-    from irpar.pass_manager import PassManager
     from irpar.passes.training_mode.inference import drop_nothing, use_statistics
 
     module = clone_module(model)
@@ -51,8 +50,7 @@ def _evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
     for value in add_states(module, {name: entry["kind"] for name, entry in held.items() if name in known}):
         # Its numbers are those of the step, which holds them.
         graph.states[value] = replace(graph.states[value], data=None)
-    PassManager.parse(CLEAN).run(module)
-    forget_domains(module)
+    clean(module)
     _shard_as(module, [*held.values(), *(as_one_batch(plan.training, entry) for entry in plan.inputs)])
     return module
 

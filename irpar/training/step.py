@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 FULL = "f32"
 """The precision of the model itself."""
-CLEAN = "infer-types,cse,dce"
-"""The passes after the updates are written."""
 
 
 class TrainingError(IrparError):
@@ -103,7 +101,7 @@ def make_step(model: Module, settings: Settings, bind: Mapping[str, int]) -> tup
 
 def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> list[str]:
     """Make a step of a model, in its place; lines about it."""
-    from irpar.differentiation import forget_domains, normalise
+    from irpar.differentiation import clean, normalise
     from irpar.ir import clone_module
     from irpar.pass_manager import PassManager
     from irpar.passes.autodiff import Autodiff
@@ -129,8 +127,7 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     _seed(module, settings)
     PassManager([_optimizer(settings)]).run(module)
     _write_out_batch_norms(module)
-    PassManager.parse(CLEAN).run(module)
-    forget_domains(module)
+    clean(module)
     facts = _facts(module, settings, classes, bind)
     if accumulated is not None:
         facts["micro_batches"] = accumulated
