@@ -37,7 +37,7 @@ def bytes_by_use(graph: Graph, most: Peak, uses: Uses | None = None) -> dict[str
     found["parameters"], found["activations"] = most.constant_bytes, most.activation_bytes
     if _tells_uses(graph):
         by_use = _by_use(graph)
-        inside = {node: _inside(node, by_use) for node in graph if node.identity in LOOPS}
+        inside = {node: _inside(node, by_use) for node in _loops(graph)}
         held = _Held(uses or uses_of(graph))
         for use, values in by_use.items():
             with_bodies = (held.at(values, node) + each.get(use, 0) for node, each in inside.items())
@@ -45,6 +45,11 @@ def bytes_by_use(graph: Graph, most: Peak, uses: Uses | None = None) -> dict[str
             at_peak = inside.get(most.node, {}).get(use, 0) if most.node is not None else 0
             found["activations"] -= held.at(values, most.node) + at_peak
     return found
+
+
+def _loops(graph: Graph) -> list[Node]:
+    """The loops in a graph, not those in bodies."""
+    return [node for node in graph if node.attributes and node.identity in LOOPS]
 
 
 def _inside(node: Node, by_use: Mapping[str, Set[Value]]) -> dict[str, int]:
@@ -86,10 +91,9 @@ def _by_use(graph: Graph) -> dict[str, set[Value]]:
     found["gradients"] = gradients
     found["buffers"] |= (unreduced | _gathered(graph)) - gradients - found["parameters"] - found["optimizer"]
     known = set[Value]().union(*found.values())
-    for node in graph:
-        if node.identity in LOOPS:
-            starts = {start for start, _, _ in _added_up(node, known) if start is not None and not start.is_constant}
-            found["buffers"] |= starts - known
+    for node in _loops(graph):
+        starts = {start for start, _, _ in _added_up(node, known) if start is not None and not start.is_constant}
+        found["buffers"] |= starts - known
     _add_copies(graph, found, found)
     return found
 
@@ -99,11 +103,10 @@ def _add_copies(graph: Graph, by_use: Mapping[str, set[Value]], around: Mapping[
     known = dict.fromkeys((*root_of(graph).constants, *graph.constants), "parameters")
     known |= {value: use for values_of in (around, by_use) for use, values in values_of.items() for value in values}
     for node in graph:
-        if is_copy(node) or waits_for_copy(node):
-            use = known.get(node.inputs[0])
-            if use is not None:
-                known[node.result] = use
-                by_use[use].add(node.result)
+        use = known.get(node.inputs[0]) if node.inputs else None
+        if use is not None and (is_copy(node) or waits_for_copy(node)):
+            known[node.result] = use
+            by_use[use].add(node.result)
 
 
 def _by_use_in_body(node: Node, by_use: Mapping[str, Set[Value]]) -> dict[str, set[Value]]:
@@ -200,8 +203,10 @@ def _gathered(graph: Graph) -> set[Value]:
     moved: set[Value] = set(parameters)
     found: set[Value] = set()
     for node in graph:
+        if moved.isdisjoint(node.inputs):
+            continue
         reads = [value for value in node.inputs if not value.is_constant]
-        if reads and moved.issuperset(reads) and only_moves(node) and "reduce" not in node.attributes:
+        if moved.issuperset(reads) and only_moves(node) and "reduce" not in node.attributes:
             moved.update(node.results)
             if is_communication(node) or not found.isdisjoint(node.inputs):
                 found.update(node.results)

@@ -46,16 +46,17 @@ class Needs:
             if key is None:
                 return None
             attributes.append((name, key))
-        operands = tuple([None if value is None else self._of_value(value) for value in node.operands])
-        results = tuple([self._of_value(value) for value in node.results])
-        return node.domain, node.op_type, node.version, tuple(attributes), operands, results
+        told = self._told
+        values = [
+            None if value is None else told[value] if value in told else self._tell(value)
+            for value in (*node.operands, *node.results)
+        ]
+        return node.domain, node.op_type, node.version, tuple(attributes), len(node.results), tuple(values)
 
-    def _of_value(self, value: Value) -> int:
+    def _tell(self, value: Value) -> int:
         """A number for all that a kernel is told of a value: types are compared once rather than at each reader."""
-        found = self._told.get(value)
-        if found is None:
-            told = value.type, _is_strided(value), value.is_constant
-            found = self._told[value] = self._numbers.setdefault(told, len(self._numbers))
+        facts = value.type, _is_strided(value), value.is_constant
+        found = self._told[value] = self._numbers.setdefault(facts, len(self._numbers))
         return found
 
 
