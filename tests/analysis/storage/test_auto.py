@@ -7,17 +7,23 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from irpar.analysis.cost.device import Device, node_seconds
+from irpar.analysis.cost.model import FEMTOSECONDS
 from irpar.analysis.cost.network import Disk, Network, Speed
+from irpar.analysis.cost.timeline import copy_seconds
 from irpar.analysis.storage.auto import _Search, solve
 from irpar.analysis.storage.gaps import Gaps, Numbers, Room
 from irpar.analysis.storage.items import Kind, MovableValue, items_of
+from irpar.analysis.storage.rewriting import write_moves
 from irpar.analysis.storage.steps import Steps, steps_of_reads
-from irpar.analysis.storage.timeline import Rates
+from irpar.analysis.storage.timeline import Rates, seconds_of_steps
 from irpar.ir import Graph
 from irpar.ir.text.files import parse_module
 from tests.budget import budget
 
-RATES = Rates(Network("", "", host_link=Speed(1.0, 100.0), disk=Disk(50.0, 25.0)))
+DEVICE = Device({"f32": 5000.0}, 1000.0, launch=0.1)
+NETWORK = Network("", "", device=DEVICE, host_link=Speed(1.0, 100.0), disk=Disk(50.0, 25.0))
+RATES = Rates(NETWORK)
 
 
 def random_graph(random: np.random.Generator) -> Graph:
@@ -73,3 +79,17 @@ def test_no_other_choice_waits_less(seed: int) -> None:
     assert found.timeline.exposed <= best[0] + 1e-9
     tight = solve(graph, items, steps, seconds, RATES, Room(least - 1, memory))
     assert (tight.fits, tight.least) == (False, least)
+
+
+@pytest.mark.parametrize("seed", range(budget(200)))
+def test_the_plan_of_the_written_program_predicts_what_the_search_counted(seed: int) -> None:
+    graph, items, steps, _, random = problem(seed)
+    seconds = seconds_of_steps(graph, steps, lambda node: round(node_seconds(node, DEVICE) * FEMTOSECONDS))
+    memory = {kind: (("host",), ("disk",))[int(random.integers(2))] for kind in get_args(Kind)}
+    gaps = Gaps(graph, items, steps, RATES, Room(0, memory))
+    limit = int(random.integers(int(gaps.least.max()), int(gaps.whole.max()) + 1))
+    found = solve(graph, items, steps, seconds, RATES, Room(limit, memory), 0.1)
+    write_moves(graph, steps, found.moves)
+    taken = copy_seconds(NETWORK, graph, lambda node: pytest.fail(f"{node.title} communicates"))
+    assert taken is not None
+    assert (taken.total, taken.exposed) == pytest.approx((found.timeline.copying, found.timeline.exposed), abs=1e-9)
