@@ -67,7 +67,7 @@ def test_the_evaluation_of_a_step_is_placed_as_the_step_is(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--place", "best"], "--place"),
+        (["--place", "best"], 'there is no --place "best"'),
         (["--place", "off", "--host", "tables.*"], "--place off leaves all on the device"),
         (["--device-memory-gb", "0"], "--device-memory-gb 0"),
         (["--host", "tables.*", "--pipeline", "dce"], "--host and --pipeline both say what runs"),

@@ -54,7 +54,7 @@ def test_a_quoted_path_is_one_word(model: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--store", "weights=tape"], "store"),
+        (["--store", "weights=tape"], 'store cannot take "tape" for weights'),
         (["--store", "weights=host}, store{state=host"], "names more passes than one"),
         (["--store", "weights=host", "--pipeline", "dce"], "--store and --pipeline both say what runs"),
     ],
