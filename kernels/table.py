@@ -1,6 +1,5 @@
 """A table of what computes which version of which operator, filled as it is asked: a family, a file each, at a time."""
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Generic, Protocol, TypeVar
@@ -55,8 +54,6 @@ class Table(Generic[Entry]):
         self._operators = operators
         self._loaded: set[str] = set()
         self.entries: dict[tuple[str, str], list[Entry]] = {}
-        self._known: dict[tuple[str, str, int], Entry | None] = {}
-        """What was found, until another is entered: analyses ask again and again."""
 
     def enter(self, entry: Entry, module: str) -> None:
         """Add an entry that a module has.
@@ -71,7 +68,6 @@ class Table(Generic[Entry]):
         if any(other.since == entry.since for other in versions):
             raise ValueError(f"two kernels for {entry.op_type} since version {entry.since}")
         versions.append(entry)
-        self._known.clear()
         versions.sort(key=lambda other: other.since)
 
     def has(self, domain: str, op_type: str, version: int) -> bool:
@@ -83,14 +79,13 @@ class Table(Generic[Entry]):
 
     def find(self, domain: str, op_type: str, version: int) -> Entry | None:
         """The entry with the greatest first version that is not above `version`, or None."""
-        asked = domain, op_type, version
-        if asked not in self._known:
-            key = ("" if domain == "ai.onnx" else domain, op_type)
-            self._load(*key)
-            versions = self.entries.get(key, [])
-            index = bisect_right(versions, version, key=lambda entry: entry.since)
-            self._known[asked] = versions[index - 1] if index else None
-        return self._known[asked]
+        key = ("" if domain == "ai.onnx" else domain, op_type)
+        self._load(*key)
+        # There are few versions, and analyses ask of every node.
+        for entry in reversed(self.entries.get(key, ())):
+            if entry.since <= version:
+                return entry
+        return None
 
     def all(self) -> list[tuple[str, str]]:
         """All (domain, operator) pairs that have an entry, sorted; loads every family."""
