@@ -235,7 +235,8 @@ class Partition:
         self._whole = whole
         self.parts: list[Part] = parts_of(module, module.mesh) if module is not None else []
         self._executors: dict[tuple[str, str, str], Executor] = {}
-        self._read: ReadFiles | None = None
+        self._read: dict[tuple[str, str, str], ReadFiles] = {}
+        """What each of these has opened."""
 
     def __repr__(self) -> str:
         totals, mesh = self.plan.totals, self.plan.mesh_of_ranks
@@ -363,42 +364,6 @@ class Partition:
             IrparError: the parts cannot be run, the other ranks cannot be met, or weights were written to after the
                 model was partitioned.
         """
-        options: dict[str, Any] = {"timeout": timeout, "strict": strict, "tf32": tf32, "results": results}
-        return self._executor(engine, group, self._check_files, **options)
-
-    def _check_files(self, is_new: bool) -> None:
-        """Refuse to run with weights that were written to after the model was partitioned.
-
-        Args:
-            is_new: nothing has opened the files for the run that is asked for.
-
-        Raises:
-            PlanError: naming the file.
-        """
-        if self.module is None:
-            return
-        if is_new or self._read is None:
-            files = files_of(self.module)
-            check_unchanged(self.plan.source, files)
-            self._read = self._read or ReadFiles(files)
-        else:
-            self._read.check()
-
-    def _compared(self, engine: Engine | None, group: str) -> "Executor":
-        """What runs beside the original, of whose files it is said whether they were written to."""
-        return self._executor(engine, group, lambda is_new: None)
-
-    def _executor(
-        self,
-        engine: Engine | None,
-        group: str,
-        check_files: Callable[[bool], None],
-        timeout: float | None = None,
-        strict: bool = False,
-        tf32: bool = False,
-        results: "Results" = "host",
-    ) -> "Executor":
-        """As `executor`; `check_files` is told whether nothing has run so yet."""
         from irpar.runtime.executor import Executor
         from irpar.runtime.launch.environment import World
 
@@ -417,15 +382,19 @@ class Partition:
                 asked = "strict=True" if strict and not known.is_strict else "tf32=True"
                 raise IrparError(f"the ranks have met already, and without {asked}", do=f"ask for {asked} at once")
             self._executors.pop(key).close()
-        check_files(key not in self._executors)
         if key not in self._executors:
             if self.module is not None:
+                files = files_of(self.module)
+                check_unchanged(self.plan.source, files)
+                self._read[key] = ReadFiles(files)
                 fixed = {name: tensor.numpy() for name, tensor in self.module.fixed.items()}
                 made = Executor(self.module, self.module.mesh, parts=self.parts, fixed=fixed, **options)
             else:
                 assert self.folder is not None
                 made = Executor.open(self.folder, plan=self.plan, **options)
             self._executors[key] = made
+        elif key in self._read:
+            self._read[key].check()
         return self._executors[key]
 
     def close(self) -> None:
@@ -565,14 +534,15 @@ class Partition:
             model: where the original is, if not where it was.
 
         Raises:
-            IrparError: the original is missing or another one, or a side cannot run.
+            IrparError: the original is missing or another one, a side cannot run, or weights that it would read from
+                the model's files were written to after the model was partitioned.
         """
         from irpar.verification import check_fits, verify
 
         check_comparison(inputs, tolerance, seed, model)
         original = self.original(model)
         check_fits(self.plan)
-        return verify(self._compared(engine, group), original, inputs, tolerance=tolerance, seed=seed)
+        return verify(self.executor(engine, group), original, inputs, tolerance=tolerance, seed=seed)
 
     def bisect(
         self,
@@ -590,7 +560,7 @@ class Partition:
         check_comparison(inputs, tolerance, seed, model)
         original = self.original(model)
         check_fits(self.plan)
-        return bisect(self._compared(engine, group), original, inputs, tolerance=tolerance, seed=seed)
+        return bisect(self.executor(engine, group), original, inputs, tolerance=tolerance, seed=seed)
 
 
 def _save_beside(partition: Partition, name: str, collectives: str, stubs: bool, folder: Path) -> None:

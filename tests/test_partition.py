@@ -176,12 +176,17 @@ def test_another_model_is_not_the_original(tmp_path: Path) -> None:
     models.save(tmp_path / "other.onnx", "gpt", seed=7)
     with pytest.raises(irpar.IrparError, match="not the model that was partitioned"):
         partition.verify(model=tmp_path / "other.onnx")
+    partition.save(tmp_path / "out")
+    saved = irpar.Partition.open(tmp_path / "out")
     data = tmp_path / "gpt.onnx.data"
     data.write_bytes(data.read_bytes())
-    assert "was written after" in str(partition.verify())
-    data.write_bytes(b"")
-    with pytest.raises(irpar.IrparError, match="not the external data that was partitioned"):
+    assert "was written after" in str(saved.verify())  # It has weights of its own.
+    with pytest.raises(irpar.IrparError, match="the file was written to after its model was partitioned"):
         partition.verify()
+    data.write_bytes(b"")
+    for each in (saved, partition):
+        with pytest.raises(irpar.IrparError, match="not the external data that was partitioned"):
+            each.verify()
 
 
 def test_a_result_far_beyond_rounding_is_different(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def live_nodes(graph: Graph, outputs: Iterable[Value]) -> list[Node]:
 
 
 def live_reads(graph: Graph, outputs: Iterable[Value]) -> dict[Node, tuple[Value, ...]]:
-    """What each of these nodes reads, captured values included."""
+    """What each node of `live_nodes` reads, captured values included; in graph order."""
     return {node: tuple(dict.fromkeys(captured_or_read(node))) for node in live_nodes(graph, outputs)}
 
 

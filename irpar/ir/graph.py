@@ -681,13 +681,6 @@ def captured_or_read(node: Node) -> tuple[Value, ...]:
     return (*node.inputs, *(value for nested in node.nested_graphs() for value in _captured(nested)))
 
 
-def holder_in(node: Node, graph: Graph | None) -> Node:
-    """The node of a graph that another one is, or is nested in."""
-    while node.graph is not graph and node.graph is not None and node.graph.parent is not None:
-        node = node.graph.parent
-    return node
-
-
 def _captured(nested: Graph) -> Iterator[Value]:
     """What a graph and those in it read from outside it, once for each time."""
     graphs = list(nested.graphs())
@@ -697,3 +690,10 @@ def _captured(nested: Graph) -> Iterator[Value]:
             for value in inner.inputs:
                 if value.owner not in inside:
                     yield value
+
+
+def holder_in(node: Node, graph: Graph | None) -> Node:
+    """The node of a graph that another one is, or is nested in."""
+    while node.graph is not graph and node.graph is not None and node.graph.parent is not None:
+        node = node.graph.parent
+    return node

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from irpar.ir import Node, Value
-from irpar.ir.graph import captured_or_read
+from irpar.ir import Node, Value, captured_or_read, holder_in
 from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
@@ -47,9 +46,8 @@ def _producers(reverse: "Reverse") -> Callable[[Value], Iterable[Value]]:
 def _consumers(reverse: "Reverse") -> Callable[[Value], Iterable[Value]]:
     def found(value: Value) -> Iterable[Value]:
         for user in value.users:
-            while user.graph is not None and user.graph is not reverse.graph and user.graph.parent is not None:
-                user = user.graph.parent
-            yield from (result for result in user.results if result in reverse.gradients)
+            holder = holder_in(user, reverse.graph)
+            yield from (result for result in holder.results if result in reverse.gradients)
 
     return found
 

@@ -25,7 +25,7 @@ from irpar.ir import (
 from irpar.ir.annotate import hand_over, matches
 from irpar.ops.effects import is_compute, is_deterministic
 from irpar.ops.facts import refers_to_call
-from irpar.ops.listed_sizes import known_numbers
+from irpar.ops.listed_sizes import known_numbers, may_list
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Sharding
 
@@ -338,10 +338,10 @@ def _size_of_static(node: Node) -> Tensor | None:
 
 def _known_list(node: Node) -> Tensor | None:
     """A list of sizes of which all are known, although what they are taken from has others: seq of [batch, seq]."""
-    numbers = known_numbers(node)
-    if numbers is None or all(value.data is not None for value in node.inputs) or not _is_static(node):
+    if not may_list(node) or all(value.data is not None for value in node.inputs) or not _is_static(node):
         return None
-    if not all(map(_may_be_constant, node.results)):
+    numbers = known_numbers(node) if all(map(_may_be_constant, node.results)) else None
+    if numbers is None:
         return None
     type_ = node.result.tensor_type
     return ArrayTensor(np.array(numbers, type_.dtype.numpy).reshape(type_.static_shape), type_.dtype)

@@ -326,3 +326,14 @@ def test_a_list_of_sizes_joined_with_nothing_is_folded(check_golden):
         }
         """,
     )
+
+
+def test_a_node_with_too_few_operands_is_left_to_who_checks_nodes(check_golden):
+    text = """
+        graph @g(%x: i64[2]) -> (%y) opset 21 {
+          %c = constant : i64[2] [1, 2]
+          %t = Add(%c) : i64[2]
+          %y = Neg(%t) : i64[2]
+        }
+        """
+    check_golden("fold-constants", text, text)

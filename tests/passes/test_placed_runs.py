@@ -36,9 +36,8 @@ class PlaceAtRandom(Pass):
             if node.results and host_refusal(node) is None
         ]
         chosen = [name for name in dict.fromkeys(names) if random.random() < 0.5]
-        return Place(tuple(chosen), (), "device", unmatched="skipped").run(
-            module
-        )  # What begins a sum is with its loop.
+        # What begins a sum is with its loop.
+        return Place(tuple(chosen), (), "device", unmatched="skipped").run(module)
 
 
 def _scattered(family: str, mesh: str, seed: int) -> irpar.Partition:

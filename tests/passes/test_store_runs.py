@@ -156,6 +156,35 @@ def test_another_file_of_that_name_is_not_read(engine: Any, gpt: Path, tmp_path:
         np.testing.assert_array_equal(one, other)
 
 
+def test_what_was_opened_last_counts(gpt: Path, tmp_path: Path) -> None:
+    for path in gpt.parent.iterdir():
+        shutil.copy2(path, tmp_path)
+    data, copied = tmp_path / f"{gpt.name}.data", tmp_path / "copied"
+    made = irpar.partition(irpar.load(tmp_path / gpt.name), "d=1")
+    made.run(IDS, engine="numpy")
+    made.close()
+    shutil.copy2(data, copied)
+    copied.replace(data)
+    made.run(IDS, engine="numpy")
+    turn(data)
+    with pytest.raises(IrparError, match="the file was written to after its model was partitioned"):
+        made.run(IDS, engine="numpy")
+
+
+@pytest.mark.parametrize("change", [cut, turn])
+@pytest.mark.parametrize("ask", ["verify", "bisect"])
+def test_weights_that_were_written_to_are_told_where_the_original_is_another_file(
+    ask: str, change: Callable[[Path], None], gpt: Path, tmp_path: Path
+) -> None:
+    for path in gpt.parent.iterdir():
+        shutil.copy(path, tmp_path)
+    made = irpar.partition(irpar.load(tmp_path / gpt.name), "d=1")
+    made.run(IDS, engine="numpy")
+    change(tmp_path / f"{gpt.name}.data")
+    with pytest.raises(IrparError, match="the file was written to after its model was partitioned"):
+        getattr(made, ask)(IDS, engine="numpy", model=gpt)
+
+
 def trained(mesh: str, *passes: Any, zero: Zero | None = None) -> tuple[list[Any], dict[str, Any]]:
     """The losses of some steps and the state after them; copies are those of the plan, in each step."""
     step = classifier(optimizer="adam")

@@ -137,7 +137,10 @@ class _Readers:
         return self._kept.isdisjoint(views | self._views(new))
 
     def _of(self, value: Value) -> list[Node]:
-        """The nodes for which a value is held, as `held_for` has it; not the end of the graph."""
+        """The nodes that read a value, or wait for what took it; not the end of the graph.
+
+        Where a call of a function began that, what is in flight counts as a view of the value.
+        """
         found = []
         for user in value.users:
             node = user if user.graph is self._graph else holder_in(user, self._graph)
