@@ -5,7 +5,9 @@ from functools import cache
 
 from irpar.ir import Graph, Node
 from irpar.kernels import has_kernel, lookup
+from irpar.ops.bodies import waits_for_copy
 from irpar.ops.effects import is_compute
+from irpar.ops.memory_copies import is_copy
 from irpar.ops.updates import is_for_plans
 from irpar.process import import_native
 from irpar.sharding import listed
@@ -34,6 +36,11 @@ def writes_out(node: Node) -> bool:
     if kernel is None:
         return False
     return kernel.signature.writes_outs or (kernel.signature.writes_out and len(node.results) == 1)
+
+
+def gives_new_arrays(node: Node) -> bool:
+    """Whether results are surely new arrays, be they written out or copied; others are taken for views."""
+    return writes_out(node) or is_copy(node) or waits_for_copy(node)
 
 
 def unknown_nodes(graphs: Iterable[Graph]) -> dict[str, list[Node]]:

@@ -28,14 +28,14 @@ def listed_sizes(value: Value) -> Sizes | None:
     return _sizes(value, _DEEPEST)
 
 
-def may_list(node: Node) -> bool:
+def lists_sizes(node: Node) -> bool:
     """Whether a node is of an operator that can list sizes; its operands are not looked at."""
     return node.identity in _RULES and len(node.results) == 1
 
 
 def known_numbers(node: Node) -> tuple[int, ...] | None:
     """The numbers that a node lists, if all are known although not all of its operands are."""
-    if not may_list(node):
+    if not lists_sizes(node):
         return None
     found = listed_sizes(node.results[0])
     numbers = tuple(size for size in found or () if isinstance(size, int))

@@ -504,7 +504,7 @@ def _values(graph: Graph, decisions: dict[str, list[Decision]]) -> list[dict[str
             axes = cutting_names(value.sharding)
             rows.append(_value(value, name, name, [replace(same, axes=(axis,)) for axis in axes] or [same]))
     listed = {row["name"] for row in rows}
-    for reason in (reason for row in rows for reason in row["why"] if reason["follows"] not in listed):
+    for reason in (reason for row in rows for reason in row["why"]):
         _pass_over_gone(reason, listed, decisions)
     return rows
 

@@ -25,7 +25,7 @@ from irpar.ir import (
 from irpar.ir.annotate import hand_over, matches
 from irpar.ops.effects import is_compute, is_deterministic
 from irpar.ops.facts import refers_to_call
-from irpar.ops.listed_sizes import known_numbers, may_list
+from irpar.ops.listed_sizes import known_numbers, lists_sizes
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Sharding
 
@@ -338,7 +338,7 @@ def _size_of_static(node: Node) -> Tensor | None:
 
 def _known_list(node: Node) -> Tensor | None:
     """A list of sizes of which all are known, although what they are taken from has others: seq of [batch, seq]."""
-    if not may_list(node) or all(value.data is not None for value in node.inputs) or not _is_static(node):
+    if not lists_sizes(node) or all(value.data is not None for value in node.inputs) or not _is_static(node):
         return None
     numbers = known_numbers(node) if all(map(_may_be_constant, node.results)) else None
     if numbers is None:

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from irpar.analysis.engines import writes_out
+from irpar.analysis.engines import gives_new_arrays, writes_out
 from irpar.ir import DOMAIN, DType, Graph, Node, Value, captured_or_read, holder_in, tensor_type
 from irpar.ir.state import LOSS
 from irpar.ops import traits
-from irpar.ops.bodies import waits_for_copy
-from irpar.ops.memory_copies import is_copy, node_place
+from irpar.ops.memory_copies import node_place
 from irpar.ops.updates import is_for_plans
 
 _WRITTEN = (DType.F32, DType.F64)
@@ -158,7 +157,7 @@ class _Readers:
         while left:
             source = left.pop()
             for node in self._of(source):
-                if not _is_new(node) and (not node.holds_graphs or source in self._given_on(node)):
+                if not gives_new_arrays(node) and (not node.holds_graphs or source in self._given_on(node)):
                     more = [each for each in node.results if each not in found and _may_share(each, value)]
                     found.update(more)
                     left += more
@@ -180,18 +179,13 @@ class _Readers:
         left = list(given)
         while left:
             value = left.pop()
-            if value.node is None or value.node.graph not in inside or _is_new(value.node):
+            if value.node is None or value.node.graph not in inside or gives_new_arrays(value.node):
                 continue
             inner = (result for graph in value.node.nested_graphs() for result in graph.outputs)
             more = {*value.node.inputs, *inner} - given
             given |= more
             left += more
         return given.union(node.inputs)
-
-
-def _is_new(node: Node) -> bool:
-    """Whether results are surely new arrays; others are taken for views."""
-    return writes_out(node) or is_copy(node) or waits_for_copy(node)
 
 
 def _may_share(value: Value, source: Value) -> bool:

@@ -2,14 +2,12 @@
 
 from collections.abc import Hashable, Iterator
 
-from irpar.analysis.engines import writes_out
+from irpar.analysis.engines import gives_new_arrays
 from irpar.analysis.equal_nodes import attribute_key
 from irpar.ir import Graph, Node, Value, plain_attribute, tensor_type
 from irpar.kernels import Kernel, Shaped, lookup
 from irpar.kernels.registry import ScratchBytes
 from irpar.ops import traits
-from irpar.ops.bodies import waits_for_copy
-from irpar.ops.memory_copies import is_copy
 
 
 def needed_bytes(node: Node) -> int:
@@ -116,7 +114,7 @@ def _shaped(value: Value) -> Shaped | None:
 def _is_strided(value: Value) -> bool:
     """Whether elements may lie otherwise than one after the other: in an input, and in what may be a view."""
     while value.node is not None:
-        if writes_out(value.node) or is_copy(value.node) or waits_for_copy(value.node):
+        if gives_new_arrays(value.node):
             return False
         if not (traits(value.node).view and value.node.inputs):
             return True

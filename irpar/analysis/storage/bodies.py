@@ -11,13 +11,12 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from irpar.analysis.cost.model import CostOf
-from irpar.analysis.into_loops import is_loop, move_into_loops
+from irpar.analysis.into_loops import is_loop, move_into_loops, only_rearranges
 from irpar.analysis.memory.liveness import peak
 from irpar.analysis.newest import view_roots
 from irpar.analysis.types.control_flow import assumed_trips
 from irpar.ir import Graph, Memory, Node, Value, captured_or_read
 from irpar.ir.clone import clone_graph
-from irpar.ops import traits
 from irpar.ops.coords import root_of
 
 from .items import MovableValue, items_of, reads_of
@@ -124,15 +123,10 @@ def let_bodies_make(graph: Graph, values: Collection[Value]) -> bool:
     made, found = dict.fromkeys(values), list[Node]()
     for node in graph:
         source = node.inputs[0] if node.inputs else None
-        if source in made and _only_moves(node) and all(value.is_constant for value in node.inputs[1:]):
+        if source in made and (only_rearranges(node) or node.identity == ("", "Cast")):
             made[node.result] = None
             found.append(node)
     return move_into_loops(graph, found)
-
-
-def _only_moves(node: Node) -> bool:
-    known = traits(node)
-    return (known.view or known.moves_elements or node.identity == ("", "Cast")) and len(node.results) == 1
 
 
 def _is_always_there(move: Move, last: int) -> bool:

@@ -97,8 +97,7 @@ REDUCING = frozenset(kind for kind, op in OF_KIND.items() if "reduce" in op.othe
 
 def is_planned(node: Node) -> bool:
     """True for what plan.json lists: collectives that send, and what goes from rank to rank."""
-    known = traits(node)
-    return (known.collective and known.communicates) or known.point_to_point
+    return sends(node) or traits(node).point_to_point
 
 
 def sends(node: Node) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 
 from irpar.ir import Node, Shape, Value, with_dim
@@ -24,12 +23,6 @@ def collective_axes(node: Node) -> tuple[Axis, ...]:
     texts = node.attributes.get("axes")
     if not isinstance(texts, Strings):
         raise CannotTellError("axes")
-    return _axes_of(texts)
-
-
-@lru_cache(maxsize=4096)
-def _axes_of(texts: Strings) -> tuple[Axis, ...]:
-    """A program names the same few lists of axes thousands of times."""
     names = (text if isinstance(text, str) else text.decode(errors="backslashreplace") for text in texts)
     return tuple(map(Axis.parse, names))
 
