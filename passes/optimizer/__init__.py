@@ -97,9 +97,7 @@ class Optimizer(Pass):
         rate = add_named_input(graph, LEARNING_RATE, TensorType(_rate_dtype(pairs), ()))
         states = States(graph)
         parameters = [
-            self._parameter(
-                value, gradient, scales.get(name, 1.0), 0.0 if name in plain else self.decay, states, writer
-            )
+            self._parameter(value, gradient, scales.get(name, 1.0), 0.0 if name in plain else self.decay, states)
             for name, (value, gradient) in zip(names, pairs, strict=True)
         ]
         prepared = prepare(graph, parameters, self, states, writer)
@@ -107,8 +105,10 @@ class Optimizer(Pass):
         step = states.add(STEP, "counter", TensorType(DType.I64, ()), None) if rule.counts else None
         count = None if step is None else writer.add(step, writer.constant(1))
         numbers = Numbers(self, rate, count, writer)
-        for parameter in parameters:
-            self._update(parameter, rule.update(parameter, numbers), states, prepared, writer)
+        read = [rule.numbers(parameter, numbers) for parameter in parameters]
+        for parameter, its in zip(parameters, read, strict=True):
+            prepared.make_ready(parameter, writer)
+            self._update(parameter, rule.update(parameter, its, self, writer), states, prepared, writer)
         if step is not None:
             assert count is not None
             states.replace(step, prepared.kept(count, step, writer))
@@ -179,9 +179,7 @@ class Optimizer(Pass):
                     f"{self.kind} has {listed([*reads, *_ALL_READ], 10)}",
                 )
 
-    def _parameter(
-        self, value: Value, gradient: Value, scale: float, decay: float, states: States, w: GradientWriter
-    ) -> Parameter:
+    def _parameter(self, value: Value, gradient: Value, scale: float, decay: float, states: States) -> Parameter:
         name = value.source_name
         states.adopt(value, "parameter")
         wide = value
@@ -194,7 +192,7 @@ class Optimizer(Pass):
             suffix: states.add(f"{name}.{suffix}", "moment", wide.tensor_type, None, parameter=name)
             for suffix in RULES[self.kind].moments
         }
-        return Parameter(name, value, wide, w.cast(gradient, wide.dtype), moments, scale, decay)
+        return Parameter(name, value, wide, gradient, moments, scale, decay)
 
     def _update(
         self,

@@ -28,11 +28,23 @@ class Prepared:
 
     Attributes:
         is_finite: whether all are; None where that is not asked.
+        factor: what each is multiplied by before its update; None: nothing.
         results: further results of the graph, by name.
     """
 
     is_finite: Value | None = None
+    factor: Value | None = None
     results: list[tuple[str, Value]] = field(default_factory=list)
+
+    def make_ready(self, parameter: "Parameter", w: GradientWriter) -> None:
+        """Let a parameter have the gradient that its update reads.
+
+        This is written beside the update: before it, all gradients would be held as wide as their parameters.
+        """
+        gradient = w.cast(parameter.gradient, parameter.wide.dtype)
+        if self.factor is not None:
+            gradient = w.mul(gradient, w.cast(self.factor, gradient.dtype))
+        parameter.gradient = gradient
 
     def kept(self, after: Value, before: Value, w: GradientWriter) -> Value:
         """What is there after the update; where a gradient was not finite, what was there before."""
@@ -42,7 +54,7 @@ class Prepared:
 def prepare(
     graph: Graph, parameters: Sequence["Parameter"], options: "Optimizer", states: States, w: GradientWriter
 ) -> Prepared:
-    """Let parameters have the gradients that the update reads: without the scale of the loss, and bounded."""
+    """Find out what takes all gradients: whether they are finite without the scale of the loss, and their norm."""
     prepared = Prepared()
     if options.loss_scale == "dynamic":
         _unscale(graph, parameters, options, states, prepared, w)
@@ -54,11 +66,11 @@ def prepare(
 def _clip(parameters: Sequence["Parameter"], most: float, prepared: Prepared, w: GradientWriter) -> None:
     """Pascanu et al., 2013: gradients times most / norm, where the norm of all of them is more."""
     dtype = DType.F64 if any(each.wide.dtype is DType.F64 for each in parameters) else DType.F32
+    for each in parameters:
+        each.gradient = w.cast(each.gradient, each.wide.dtype)
     squares = [w.cast(w.op("ReduceSumSquare", [each.gradient], {"keepdims": 0}), dtype) for each in parameters]
     norm = w.op("Sqrt", [squares[0] if len(squares) == 1 else w.op("Sum", squares)])
-    factor = w.op("Min", [w.div(most, w.add(norm, _TINY)), w.number(1, norm)])
-    for each in parameters:
-        each.gradient = w.mul(each.gradient, w.cast(factor, each.wide.dtype))
+    prepared.factor = w.op("Min", [w.div(most, w.add(norm, _TINY)), w.number(1, norm)])
     prepared.results.append((NORM, norm))
 
 
@@ -77,7 +89,8 @@ def _unscale(
     inverse = w.div(1.0, scale)
     sums = []
     for each in parameters:
-        each.gradient = w.mul(each.gradient, w.cast(inverse, each.wide.dtype))
+        wide = w.cast(each.gradient, each.wide.dtype)
+        each.gradient = w.mul(wide, w.cast(inverse, wide.dtype))
         # 0 of what is finite, NaN of all else.
         nothing = w.op("ReduceSum", [w.mul(each.gradient, 0.0)], {"keepdims": 0})
         sums.append(w.cast(nothing, DType.F32))

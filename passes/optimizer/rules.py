@@ -22,7 +22,7 @@ class Parameter:
         name: of the source model.
         value: the parameter.
         wide: what is updated: the parameter, or its float32 master.
-        gradient: of the dtype of `wide`.
+        gradient: as it is found; from `Prepared.make_ready` on what the update reads, of the dtype of `wide`.
         moments: suffix to state.
         scale: what its learning rate is multiplied by.
         decay: its weight decay.
@@ -100,6 +100,10 @@ class Numbers:
         return [self.number(share, dtype) for share in (1 - first, second, 1 - second)]
 
 
+_Updated = Mapping[str, Value]
+"""The new parameter as "w", and each moment by its suffix."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """An optimizer.
@@ -107,40 +111,47 @@ class Rule:
     Attributes:
         moments: suffixes of what it keeps of each parameter.
         counts: whether it needs the number of updates.
-        update: gives the new parameter as "w", and each moment by its suffix.
+        numbers: gives the single numbers that the update of a parameter reads; all are written before the first
+            update, so that updates follow each other with nothing between.
+        update: gives what there is after the update of a parameter by these numbers.
         reads: options of the pass that are not of all optimizers.
     """
 
     moments: tuple[str, ...]
     counts: bool
-    update: Callable[[Parameter, Numbers], Mapping[str, Value]]
+    numbers: Callable[[Parameter, Numbers], Sequence[Value]]
+    update: Callable[[Parameter, Sequence[Value], "Optimizer", GradientWriter], _Updated]
     reads: tuple[str, ...] = ()
 
 
-def _written(name: str, p: Parameter, n: Numbers, numbers: Sequence[Value], **attributes: int) -> Mapping[str, Value]:
-    """One node of `irpar.ops.updates`, whose types are those of what it replaces."""
-    operands = [p.wide, p.gradient, *p.moments.values(), *numbers]
-    made = n.w.node(name, operands, attributes, domain=DOMAIN, results=1 + len(p.moments))
-    return dict(zip(("w", *p.moments), made.results, strict=True))
+def _written(name: str) -> Callable[[Parameter, Sequence[Value], "Optimizer", GradientWriter], _Updated]:
+    """An update that is one node of `irpar.ops.updates`, whose types are those of what it replaces."""
+
+    def update(p: Parameter, numbers: Sequence[Value], options: "Optimizer", w: GradientWriter) -> _Updated:
+        attributes = {"nesterov": 1} if options.nesterov else {}
+        operands = [p.wide, p.gradient, *p.moments.values(), *numbers]
+        made = w.node(name, operands, attributes, domain=DOMAIN, results=1 + len(p.moments))
+        return dict(zip(("w", *p.moments), made.results, strict=True))
+
+    return update
 
 
 def _decay(p: Parameter, n: Numbers) -> list[Value]:
     return [n.number(p.decay, p.wide.dtype)] if p.decay else []
 
 
-def _sgd(p: Parameter, n: Numbers) -> Mapping[str, Value]:
-    """w - lr (g + decay w)."""
-    return _written("Sgd", p, n, [n.rate_of(p), *_decay(p, n)])
+def _of_sgd(p: Parameter, n: Numbers) -> Sequence[Value]:
+    """Of w - lr (g + decay w)."""
+    return [n.rate_of(p), *_decay(p, n)]
 
 
-def _momentum(p: Parameter, n: Numbers) -> Mapping[str, Value]:
-    """m = mu m + g; w - lr m, or looking ahead w - lr (g + mu m)."""
-    numbers = [n.rate_of(p), n.number(n.options.momentum, p.wide.dtype), *_decay(p, n)]
-    return _written("Momentum", p, n, numbers, **({"nesterov": 1} if n.options.nesterov else {}))
+def _of_momentum(p: Parameter, n: Numbers) -> Sequence[Value]:
+    """Of m = mu m + g; w - lr m, or looking ahead w - lr (g + mu m)."""
+    return [n.rate_of(p), n.number(n.options.momentum, p.wide.dtype), *_decay(p, n)]
 
 
 def _adaptive(p: Parameter, n: Numbers) -> list[Value]:
-    """The numbers of w - rate mhat / (sqrt(vhat) + eps), in which those of both corrections are.
+    """Of w - rate mhat / (sqrt(vhat) + eps), in which those of both corrections are.
 
     rate m / (1 - beta1^t) / (sqrt(v) / r + eps) = (rate r / (1 - beta1^t)) m / (sqrt(v) + r eps), r = sqrt(1 - beta2^t)
     """
@@ -153,42 +164,51 @@ def _adaptive(p: Parameter, n: Numbers) -> list[Value]:
     return [n.of(dtype, f"size {p.scale}", size), floor, *n.shares(dtype)]
 
 
-def _adam(p: Parameter, n: Numbers) -> Mapping[str, Value]:
-    """w - lr mhat / (sqrt(vhat) + eps), the decay in the gradient."""
-    return _written("Adam", p, n, [*_adaptive(p, n), *_decay(p, n)])
+def _of_adam(p: Parameter, n: Numbers) -> Sequence[Value]:
+    """Of w - lr mhat / (sqrt(vhat) + eps), the decay in the gradient."""
+    return [*_adaptive(p, n), *_decay(p, n)]
 
 
-def _adamw(p: Parameter, n: Numbers) -> Mapping[str, Value]:
-    """The same of w (1 - lr decay), the decay beside the gradient."""
+def _of_adamw(p: Parameter, n: Numbers) -> Sequence[Value]:
+    """Of the same of w (1 - lr decay), the decay beside the gradient."""
     numbers = _adaptive(p, n)
     if p.decay:
         left = n.of(p.wide.dtype, f"left {p.scale} {p.decay}", lambda: n.w.sub(1.0, n.w.mul(n.step_size(p), p.decay)))
         numbers.append(left)
-    return _written("AdamW", p, n, numbers)
+    return numbers
 
 
-def _lamb(p: Parameter, n: Numbers) -> Mapping[str, Value]:
+def _of_lamb(p: Parameter, n: Numbers) -> Sequence[Value]:
+    """Those that `_lamb` reads."""
+    dtype, (first, second) = p.wide.dtype, n.options.betas
+    corrections = [
+        n.of(dtype, "unbiased", lambda: n.correction(first)),
+        n.of(dtype, "root", lambda: n.root(second)),
+    ]
+    return [n.rate_of(p), *corrections, *n.shares(dtype)]
+
+
+def _lamb(p: Parameter, numbers: Sequence[Value], options: "Optimizer", w: GradientWriter) -> _Updated:
     """w - lr (|w| / |u|) u with u = mhat / (sqrt(vhat) + eps) + decay w; a ratio of 1 where a norm is 0."""
-    w, dtype, (first, second) = n.w, p.wide.dtype, n.options.betas
-    mean, square = running_means(w, p.gradient, p.moments["m"], p.moments["v"], *n.shares(dtype))
-    unbiased = w.div(mean, n.of(dtype, "unbiased", lambda: n.correction(first)))
-    deviation = w.add(w.div(w.op("Sqrt", [square]), n.of(dtype, "root", lambda: n.root(second))), n.options.epsilon)
-    update = w.div(unbiased, deviation)
+    rate, correction, root, *shares = numbers
+    mean, square = running_means(w, p.gradient, p.moments["m"], p.moments["v"], *shares)
+    deviation = w.add(w.div(w.op("Sqrt", [square]), root), options.epsilon)
+    update = w.div(w.div(mean, correction), deviation)
     if p.decay:
         update = w.add(update, w.mul(p.wide, p.decay))
     norms = [w.op("Sqrt", [w.op("ReduceSumSquare", [each], {"keepdims": 0})]) for each in (p.wide, update)]
     is_zero = w.op("Or", [w.compare("Equal", norm, 0) for norm in norms])
     ratio = w.where(is_zero, 1.0, w.div(norms[0], w.where(is_zero, 1.0, norms[1])))
-    return {"w": w.sub(p.wide, w.mul(n.rate_of(p), w.mul(update, ratio))), "m": mean, "v": square}
+    return {"w": w.sub(p.wide, w.mul(rate, w.mul(update, ratio))), "m": mean, "v": square}
 
 
 _OF_ADAM = ("betas", "eps")
 RULES: Mapping[str, Rule] = {
-    "sgd": Rule((), False, _sgd),
-    "momentum": Rule(("m",), False, _momentum, ("momentum", "nesterov")),
-    "adam": Rule(("m", "v"), True, _adam, _OF_ADAM),
-    "adamw": Rule(("m", "v"), True, _adamw, _OF_ADAM),
-    "lamb": Rule(("m", "v"), True, _lamb, _OF_ADAM),
+    "sgd": Rule((), False, _of_sgd, _written("Sgd")),
+    "momentum": Rule(("m",), False, _of_momentum, _written("Momentum"), ("momentum", "nesterov")),
+    "adam": Rule(("m", "v"), True, _of_adam, _written("Adam"), _OF_ADAM),
+    "adamw": Rule(("m", "v"), True, _of_adamw, _written("AdamW"), _OF_ADAM),
+    "lamb": Rule(("m", "v"), True, _of_lamb, _lamb, _OF_ADAM),
 }
 SOME_READ = ("momentum", "nesterov", *_OF_ADAM)
 """Options that are not of all optimizers."""

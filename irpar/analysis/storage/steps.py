@@ -1,11 +1,12 @@
 """The steps of a program: nodes in a row that work on one layer. What is brought comes a number of steps before."""
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.gathers import layers_of
+from irpar.analysis.layers.units import OPTIMIZER
 from irpar.ir import Graph, Node, Value, captured_or_read
 
 from .items import MovableValue
@@ -63,6 +64,9 @@ def steps_of_layers(graph: Graph, items: Sequence[MovableValue]) -> Steps:
     """Steps that each work on the weights of one layer, and the state that belongs to them, in one phase.
 
     reads w1 . b1 w2 . . w3 . w1: of layers (w1, b1), (w2, w3) the steps are [w1 . b1] [w2 . . w3 .] [w1]
+
+    Before an update, and for a norm of all gradients without one, gradients alone are read: what the optimizer reads
+    of what was made in a step belongs to the layer of that.
     """
     weights = {item.value: item.nbytes for item in items if item.kind == "weights"}
     numbers = layers_of(graph, list(weights))
@@ -76,7 +80,8 @@ def steps_of_layers(graph: Graph, items: Sequence[MovableValue]) -> Steps:
     for value, state in graph.states.items():
         if value not in of_value and state.parameter in names:
             of_value[value] = numbers[state.parameter]
-    return _steps(graph, of_value)
+    made = {item.value: item for item in items if item.made is not None and item.nbytes >= least}
+    return _steps(graph, of_value, made.values())
 
 
 def steps_of_reads(graph: Graph, items: Sequence[MovableValue]) -> Steps:
@@ -85,15 +90,26 @@ def steps_of_reads(graph: Graph, items: Sequence[MovableValue]) -> Steps:
     return Steps((0, *places), len(graph))
 
 
-def _steps(graph: Graph, of_value: Mapping[Value, int]) -> Steps:
+def _steps(graph: Graph, of_value: Mapping[Value, int], made: Iterable[MovableValue]) -> Steps:
+    made_at = defaultdict[int, list[MovableValue]](list)
+    read_at = defaultdict[int, list[MovableValue]](list)
+    for item in made:
+        assert item.made is not None
+        made_at[item.made].append(item)
+        for place in item.reads:
+            read_at[place].append(item)
+    layer_of: dict[MovableValue, int] = {}
     firsts, now = [0], None
     for place, node in enumerate(graph):
         layers = _layers_read(node, of_value)
-        if not layers or (now is not None and now[0] == node.phase and now[1] in layers):
-            continue
+        if not layers and node.phase == OPTIMIZER:
+            layers = [layer_of[item] for item in read_at[place] if item in layer_of]
+        if layers and (now is None or now[0] != node.phase or now[1] not in layers):
+            if now is not None:
+                firsts.append(place)
+            now = node.phase, layers[0]
         if now is not None:
-            firsts.append(place)
-        now = node.phase, layers[0]
+            layer_of.update(dict.fromkeys(made_at[place], now[1]))
     return Steps(tuple(firsts), len(graph))
 
 
