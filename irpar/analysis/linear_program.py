@@ -17,10 +17,22 @@ _TOLERANCE = 1e-6
 """Of what something costs: how far rounding may lead."""
 
 
-@cache
-def _modules() -> tuple[Any, Any]:
-    """OR-Tools' modules of models and of what they are written as, imported when they are first needed."""
-    return import_native("ortools.math_opt.python.mathopt"), import_native("ortools.math_opt.model_pb2")
+class _Modules:
+    """OR-Tools' solver and what it takes and gives, imported when they are first needed.
+
+    What stands above them, its classes of models, takes several times as long as the solver to turn a model and a basis
+    into these messages and back.
+    """
+
+    def __init__(self) -> None:
+        names = ("model", "model_parameters", "parameters", "result", "solution", "callback")
+        self.model, self.begin, self.parameters, self.result, self.solution, self.callback = (
+            import_native(f"ortools.math_opt.{name}_pb2") for name in names
+        )
+        self.solver = import_native("ortools.math_opt.core.python.solver")
+
+
+_modules = cache(_Modules)
 
 
 @dataclass(frozen=True)
@@ -28,8 +40,8 @@ class Solved:
     """A solution.
 
     Attributes:
-        least: nothing costs less.
-        values: of each variable.
+        least: nothing costs less; infinite where no values fit.
+        values: of each variable; 0 where none fit.
     """
 
     least: float
@@ -45,8 +57,10 @@ class LinearProgram:
         self._upper: list[float] = []
         self._least: list[float] = []
         self._most: list[float] = []
-        self._entries: dict[tuple[int, int], float] = {}
-        self._basis: tuple[list[Any], list[Any]] | None = None
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._factors: list[float] = []
+        self._basis: tuple[list[int], list[int]] | None = None
         """Of the last solution: the status of each variable and of each row that there were."""
 
     def variable(self, cost: float = 0.0, lower: float = 0.0, upper: float = 1.0) -> int:
@@ -56,8 +70,8 @@ class LinearProgram:
         self._upper.append(upper)
         return len(self._costs) - 1
 
-    def row(self, *terms: Mapping[int, float], least: float = -math.inf, most: float = math.inf) -> None:
-        """Hold a sum between bounds.
+    def row(self, *terms: Mapping[int, float], least: float = -math.inf, most: float = math.inf) -> int:
+        """Hold a sum between bounds; returns the number of the row.
 
         Args:
             terms: number of a variable to its factor; what several have is added up.
@@ -66,46 +80,69 @@ class LinearProgram:
         number = len(self._least)
         self._least.append(least)
         self._most.append(most)
+        entries: dict[int, float] = {}
         for each in terms:
             for variable, factor in each.items():
-                key = number, variable
-                self._entries[key] = self._entries.get(key, 0.0) + factor
+                entries[variable] = entries.get(variable, 0.0) + factor
+        for variable in sorted(entries):
+            self._rows.append(number)
+            self._columns.append(variable)
+            self._factors.append(entries[variable])
+        return number
+
+    def set_bounds(self, variable: int, lower: float, upper: float) -> None:
+        """Change the bounds of a variable."""
+        self._lower[variable], self._upper[variable] = lower, upper
+
+    def set_most(self, row: int, most: float) -> None:
+        """Change the upper bound of a row."""
+        self._most[row] = most
 
     def solve(self, seconds: float) -> Solved | None:
-        """The values for which all variables cost least; None where there is no time for it, or no value fits."""
-        mathopt, model_pb2 = _modules()
+        """The values for which all variables cost least; None where there is no time for it."""
+        modules = _modules()
         unit = max(map(abs, self._costs), default=0.0) or 1.0
-        model = mathopt.Model.from_model_proto(self._written(model_pb2.ModelProto(), unit))
-        parameters = mathopt.SolveParameters(
-            time_limit=timedelta(seconds=max(seconds, 0.0)), lp_algorithm=mathopt.LPAlgorithm.DUAL_SIMPLEX
+        parameters = modules.parameters.SolveParametersProto(lp_algorithm=modules.parameters.LP_ALGORITHM_DUAL_SIMPLEX)
+        parameters.time_limit.FromTimedelta(timedelta(seconds=max(seconds, 0.0)))
+        found = modules.solver.solve(
+            self._written(modules.model.ModelProto(), unit),
+            modules.parameters.SOLVER_TYPE_GLOP,
+            modules.parameters.SolverInitializerProto(),
+            parameters,
+            self._begin(modules),
+            None,
+            modules.callback.CallbackRegistrationProto(),
+            None,
+            None,
         )
-        variables, rows = list(model.variables()), list(model.linear_constraints())
-        begin = mathopt.ModelSolveParameters(initial_basis=self._begin(mathopt, variables, rows))
-        result = mathopt.solve(model, mathopt.SolverType.GLOP, params=parameters, model_params=begin)
-        if result.termination.reason != mathopt.TerminationReason.OPTIMAL:
+        if found.termination.reason == modules.result.TERMINATION_REASON_INFEASIBLE:
+            return Solved(math.inf, np.zeros(len(self._costs)))
+        if found.termination.reason != modules.result.TERMINATION_REASON_OPTIMAL:
             return None
-        values = result.variable_values(variables)
-        basis = result.solutions[0].basis
-        self._basis = (
-            None
-            if basis is None
-            else ([basis.variable_status[each] for each in variables], [basis.constraint_status[each] for each in rows])
-        )
-        least = result.termination.objective_bounds.dual_bound
-        return Solved((least - abs(least) * _TOLERANCE) * unit, np.array(values, float))
+        solution = found.solutions[0]
+        self._basis = list(solution.basis.variable_status.values), list(solution.basis.constraint_status.values)
+        values = np.zeros(len(self._costs))
+        of_variables = solution.primal_solution.variable_values
+        values[list(of_variables.ids)] = list(of_variables.values)
+        least = found.termination.objective_bounds.dual_bound
+        return Solved((least - abs(least) * _TOLERANCE) * unit, values)
 
-    def _begin(self, mathopt: Any, variables: Sequence[Any], rows: Sequence[Any]) -> Any:
+    def _begin(self, modules: _Modules) -> Any:
         """The basis of the last solution, and of what was added since: only new rows are broken then."""
+        begin = modules.begin.ModelSolveParametersProto()
+        for unread in (begin.dual_values_filter, begin.reduced_costs_filter):
+            unread.filter_by_ids = True
         if self._basis is None:
-            return None
-        status = mathopt.BasisStatus
+            return begin
+        status = modules.solution
         known, held = self._basis
-        lower = [status.AT_LOWER_BOUND] * (len(variables) - len(known))
-        basic = [status.BASIC] * (len(rows) - len(held))
-        return mathopt.Basis(
-            variable_status=dict(zip(variables, [*known, *lower], strict=True)),
-            constraint_status=dict(zip(rows, [*held, *basic], strict=True)),
-        )
+        basis = begin.initial_basis
+        of_new = [status.BASIS_STATUS_AT_LOWER_BOUND] * (len(self._costs) - len(known))
+        _put(basis.variable_status, [*known, *of_new])
+        of_new = [status.BASIS_STATUS_BASIC] * (len(self._least) - len(held))
+        _put(basis.constraint_status, [*held, *of_new])
+        basis.basic_dual_feasibility = status.SOLUTION_STATUS_UNDETERMINED
+        return begin
 
     def _written(self, model: Any, unit: float) -> Any:
         """The program as OR-Tools reads it, costs divided by a unit."""
@@ -122,8 +159,13 @@ class LinearProgram:
         constraints.ids.extend(range(rows))
         constraints.lower_bounds.extend(self._least)
         constraints.upper_bounds.extend(self._most)
-        entries = sorted(self._entries.items())
-        matrix.row_ids.extend([row for (row, _), _ in entries])
-        matrix.column_ids.extend([variable for (_, variable), _ in entries])
-        matrix.coefficients.extend([factor for _, factor in entries])
+        matrix.row_ids.extend(self._rows)
+        matrix.column_ids.extend(self._columns)
+        matrix.coefficients.extend(self._factors)
         return model
+
+
+def _put(vector: Any, values: Sequence[int]) -> None:
+    """Let a message have a value for each number from 0 on."""
+    vector.ids.extend(range(len(values)))
+    vector.values.extend(values)

@@ -1,5 +1,6 @@
 """Linear programs against what is known of them."""
 
+import math
 from itertools import product
 from random import Random
 
@@ -48,4 +49,21 @@ def test_no_values_or_no_time() -> None:
     program.row({program.variable(1): 1}, least=0.5)
     assert program.solve(0) is None
     program.row({program.variable(1): 1}, least=2)
-    assert program.solve(SECONDS) is None
+    solved = program.solve(SECONDS)
+    assert solved is not None
+    assert solved.least == math.inf
+
+
+def test_bounds_that_change() -> None:
+    """The next solution begins at the last one, also where that does not fit any more."""
+    program = LinearProgram()
+    one, other = program.variable(-10), program.variable(-6)
+    row = program.row({one: 3, other: 3}, most=3)
+    found = []
+    for bounds, most in (((0, 1), 3), ((0, 0.5), 3), ((0, 0), 6), ((1, 1), 2), ((1, 1), 6)):
+        program.set_bounds(one, *bounds)
+        program.set_most(row, most)
+        solved = program.solve(SECONDS)
+        assert solved is not None
+        found.append(solved.least)
+    assert found == pytest.approx([-10, -8, -6, math.inf, -16], rel=1e-5)

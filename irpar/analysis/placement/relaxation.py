@@ -14,6 +14,7 @@ Without the last three, half of one assignment with half of another would hold l
 any unit is left in part.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from irpar.analysis.linear_program import LinearProgram
@@ -32,7 +33,7 @@ class Relaxed:
     """A solution.
 
     Attributes:
-        bound: no assignment that fits costs less.
+        bound: no assignment that fits costs less; infinite where none fits.
         near: of each unit how far it is on the device.
     """
 
@@ -47,21 +48,35 @@ class Relaxation:
         self.graph = graph
         self._terms = terms
         self.limit = limit
-        self.times: set[int] = set()
+        self.share = 1.0
+        self._times: dict[int, int] = {}
+        """When to the row of what is held then."""
         self.program = LinearProgram()
         self._copies: dict[tuple[int, frozenset[int]], tuple[int | None, int | None]] = {}
         """(unit, others that read what it has) to copies to the host and to the device; None: it costs nothing."""
         self._either: dict[frozenset[int], int] = {}
         self._held: dict[Term, int] = {}
         self._on_host = sum(unit.host or 0 for unit in graph.units)
-        for unit, where in zip(graph.units, graph.fixed, strict=True):
-            lower, upper = (0, 1) if where is None else (int(where), int(where))
-            self.program.variable((unit.device or 0) - (unit.host or 0), lower, upper)
+        self._where = graph.fixed
+        self._fixed: Mapping[int, bool] = {}
+        for number, unit in enumerate(graph.units):
+            self.program.variable((unit.device or 0) - (unit.host or 0), *self._bounds(number))
         for number, readers, to_host, to_device in copies(graph):
             self._copies[number, readers] = (
                 self._copy(number, readers, to_host, is_to_host=True) if to_host else None,
                 self._copy(number, readers, to_device, is_to_host=False) if to_device else None,
             )
+
+    def _bounds(self, number: int) -> tuple[int, int]:
+        where = self._fixed.get(number, self._where[number])
+        return (0, 1) if where is None else (int(where), int(where))
+
+    def fix(self, units: Mapping[int, bool]) -> None:
+        """Let some units be on the device, or not, and those that were fixed before be as they are in the graph."""
+        changed = {*self._fixed, *units}
+        self._fixed = units
+        for number in changed:
+            self.program.set_bounds(number, *self._bounds(number))
 
     def _copy(self, unit: int, readers: frozenset[int], cost: int, *, is_to_host: bool) -> int:
         copied = self.program.variable(cost)
@@ -77,9 +92,23 @@ class Relaxation:
             return None
         return Relaxed(solved.least + self._on_host, solved.values[: len(self.graph.units)])
 
+    @property
+    def times(self) -> Collection[int]:
+        """When no more may be held than fits."""
+        return self._times.keys()
+
+    def set_share(self, share: float) -> None:
+        """Let a share of the limit be held, or more than it: the next solution begins at the last one."""
+        self.share = share
+        for row in self._times.values():
+            self.program.set_most(row, self._most)
+
+    @property
+    def _most(self) -> float:
+        return self.share if self.limit else 0.0
+
     def add_time(self, when: int) -> None:
         """Let no more be held at a time than fits."""
-        self.times.add(when)
         left = _SMALL * self.limit
         held: dict[int, float] = {}
         for term, nbytes in sorted(self._terms.at(when).items(), key=lambda each: each[1]):
@@ -87,7 +116,7 @@ class Relaxation:
             if left < 0:
                 variable = self._variable(term)
                 held[variable] = held.get(variable, 0.0) + nbytes / max(1, self.limit)
-        self.program.row(held, most=1.0 if self.limit else 0.0)
+        self._times[when] = self.program.row(held, most=self._most)
 
     def _variable(self, term: Term) -> int:
         """How far a term is held."""

@@ -56,6 +56,7 @@ class Simulator:
         self._made_bytes = np.array([0 if value.shares else value.nbytes for value in values], np.int64)
         read = [(number, *each) for number, value in enumerate(values) for each in value.reads]
         self._reads = np.array(read, np.int64).reshape(-1, 3)
+        self._prices = [unit.host for unit in graph.units], [unit.device for unit in graph.units]
 
     def outcome(self, on_device: Sequence[bool]) -> Outcome:
         """What an assignment comes to.
@@ -64,10 +65,11 @@ class Simulator:
             ValueError: a unit is where it cannot be.
         """
         cost = 0
-        for unit, where in zip(self.graph.units, on_device, strict=True):
-            price = unit.device if where else unit.host
+        for number, (far, near, where) in enumerate(zip(*self._prices, on_device, strict=True)):
+            price = near if where else far
             if price is None:
-                raise ValueError(f"{unit.name} cannot be on the {'device' if where else 'host'}")
+                name = self.graph.units[number].name
+                raise ValueError(f"{name} cannot be on the {'device' if where else 'host'}")
             cost += price
         to_host, to_device = self.copied(on_device)
         for number in to_host:
@@ -158,7 +160,8 @@ def worst_times(held: Array, limit: int, most: int, parts: int) -> list[int]:
         most: how many there are at most.
         parts: of so many equal parts of all times no two lie in less than one.
     """
-    order = [int(place) for place in held.argsort()[::-1] if held[place] > limit]
+    above = np.flatnonzero(held > limit)
+    order = above[held[above].argsort(kind="stable")[::-1]].tolist()
     apart = max(1, len(held) // parts)
     chosen: list[int] = []
     for place in order:
