@@ -105,10 +105,11 @@ class Optimizer(Pass):
         step = states.add(STEP, "counter", TensorType(DType.I64, ()), None) if rule.counts else None
         count = None if step is None else writer.add(step, writer.constant(1))
         numbers = Numbers(self, rate, count, writer)
-        read = [rule.numbers(parameter, numbers) for parameter in parameters]
-        for parameter, its in zip(parameters, read, strict=True):
-            prepared.make_ready(parameter, writer)
-            self._update(parameter, rule.update(parameter, its, self, writer), states, prepared, writer)
+        numbers_of_each = [rule.numbers(parameter, numbers) for parameter in parameters]
+        for parameter, its_numbers in zip(parameters, numbers_of_each, strict=True):
+            gradient = prepared.gradient_of(parameter, writer)
+            updated = rule.update(parameter, gradient, its_numbers, self, writer)
+            self._update(parameter, updated, states, prepared, writer)
         if step is not None:
             assert count is not None
             states.replace(step, prepared.kept(count, step, writer))

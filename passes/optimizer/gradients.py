@@ -27,24 +27,24 @@ class Prepared:
     """What was found out about all gradients together.
 
     Attributes:
+        gradients: of each parameter by its name, where finding that out took more than the gradient as it was.
         is_finite: whether all are; None where that is not asked.
-        factor: what each is multiplied by before its update; None: nothing.
+        factors: by dtype, what gradients are multiplied by before an update; none where they stay as they are.
         results: further results of the graph, by name.
     """
 
+    gradients: dict[str, Value] = field(default_factory=dict)
     is_finite: Value | None = None
-    factor: Value | None = None
+    factors: dict[DType, Value] = field(default_factory=dict)
     results: list[tuple[str, Value]] = field(default_factory=list)
 
-    def make_ready(self, parameter: "Parameter", w: GradientWriter) -> None:
-        """Let a parameter have the gradient that its update reads.
+    def gradient_of(self, parameter: "Parameter", w: GradientWriter) -> Value:
+        """What the update of a parameter reads, of the dtype of `wide`.
 
-        This is written beside the update: before it, all gradients would be held as wide as their parameters.
+        This is written beside the update: before the first one, all gradients would be held as wide as this.
         """
-        gradient = w.cast(parameter.gradient, parameter.wide.dtype)
-        if self.factor is not None:
-            gradient = w.mul(gradient, w.cast(self.factor, gradient.dtype))
-        parameter.gradient = gradient
+        gradient = w.cast(self.gradients.get(parameter.name, parameter.gradient), parameter.wide.dtype)
+        return w.mul(gradient, self.factors[gradient.dtype]) if self.factors else gradient
 
     def kept(self, after: Value, before: Value, w: GradientWriter) -> Value:
         """What is there after the update; where a gradient was not finite, what was there before."""
@@ -54,7 +54,7 @@ class Prepared:
 def prepare(
     graph: Graph, parameters: Sequence["Parameter"], options: "Optimizer", states: States, w: GradientWriter
 ) -> Prepared:
-    """Find out what takes all gradients: whether they are finite without the scale of the loss, and their norm."""
+    """Write what takes the gradients of all parameters: whether each is finite without the loss's scale, their norm."""
     prepared = Prepared()
     if options.loss_scale == "dynamic":
         _unscale(graph, parameters, options, states, prepared, w)
@@ -63,14 +63,20 @@ def prepare(
     return prepared
 
 
+def _by_dtype(number: Value, parameters: Sequence["Parameter"], w: GradientWriter) -> dict[DType, Value]:
+    return {dtype: w.cast(number, dtype) for dtype in dict.fromkeys(each.wide.dtype for each in parameters)}
+
+
 def _clip(parameters: Sequence["Parameter"], most: float, prepared: Prepared, w: GradientWriter) -> None:
     """Pascanu et al., 2013: gradients times most / norm, where the norm of all of them is more."""
     dtype = DType.F64 if any(each.wide.dtype is DType.F64 for each in parameters) else DType.F32
+    squares = []
     for each in parameters:
-        each.gradient = w.cast(each.gradient, each.wide.dtype)
-    squares = [w.cast(w.op("ReduceSumSquare", [each.gradient], {"keepdims": 0}), dtype) for each in parameters]
+        gradient = prepared.gradients[each.name] = prepared.gradient_of(each, w)
+        squares.append(w.cast(w.op("ReduceSumSquare", [gradient], {"keepdims": 0}), dtype))
     norm = w.op("Sqrt", [squares[0] if len(squares) == 1 else w.op("Sum", squares)])
-    prepared.factor = w.op("Min", [w.div(most, w.add(norm, _TINY)), w.number(1, norm)])
+    factor = w.op("Min", [w.div(most, w.add(norm, _TINY)), w.number(1, norm)])
+    prepared.factors = _by_dtype(factor, parameters, w)
     prepared.results.append((NORM, norm))
 
 
@@ -86,13 +92,13 @@ def _unscale(
     scale = next(value for value in graph.inputs if value.source_name == SCALE)
     states.kinds[scale] = ("scale", ArrayTensor(np.float32(FIRST_SCALE)), None)
     good = states.add(GOOD, "counter", TensorType(DType.I64, ()), None)
-    inverse = w.div(1.0, scale)
+    inverses = _by_dtype(w.div(1.0, scale), parameters, w)
     sums = []
     for each in parameters:
         wide = w.cast(each.gradient, each.wide.dtype)
-        each.gradient = w.mul(wide, w.cast(inverse, wide.dtype))
+        gradient = prepared.gradients[each.name] = w.mul(wide, inverses[wide.dtype])
         # 0 of what is finite, NaN of all else.
-        nothing = w.op("ReduceSum", [w.mul(each.gradient, 0.0)], {"keepdims": 0})
+        nothing = w.op("ReduceSum", [w.mul(gradient, 0.0)], {"keepdims": 0})
         sums.append(w.cast(nothing, DType.F32))
     total = sums[0] if len(sums) == 1 else w.op("Sum", sums)
     is_finite = w.compare("Equal", total, 0.0)

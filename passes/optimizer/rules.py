@@ -22,7 +22,7 @@ class Parameter:
         name: of the source model.
         value: the parameter.
         wide: what is updated: the parameter, or its float32 master.
-        gradient: as it is found; from `Prepared.make_ready` on what the update reads, of the dtype of `wide`.
+        gradient: as the graph has it; `Prepared.gradient_of` is what the update reads.
         moments: suffix to state.
         scale: what its learning rate is multiplied by.
         decay: its weight decay.
@@ -102,6 +102,8 @@ class Numbers:
 
 _Updated = Mapping[str, Value]
 """The new parameter as "w", and each moment by its suffix."""
+_Update = Callable[[Parameter, Value, Sequence[Value], "Optimizer", GradientWriter], _Updated]
+"""Of a parameter, its gradient, and the numbers of a rule."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +122,23 @@ class Rule:
     moments: tuple[str, ...]
     counts: bool
     numbers: Callable[[Parameter, Numbers], Sequence[Value]]
-    update: Callable[[Parameter, Sequence[Value], "Optimizer", GradientWriter], _Updated]
+    update: _Update
     reads: tuple[str, ...] = ()
 
 
-def _written(name: str) -> Callable[[Parameter, Sequence[Value], "Optimizer", GradientWriter], _Updated]:
-    """An update that is one node of `irpar.ops.updates`, whose types are those of what it replaces."""
+def _written(name: str, *flags: str) -> _Update:
+    """An update that is one node of `irpar.ops.updates`, whose types are those of what it replaces.
 
-    def update(p: Parameter, numbers: Sequence[Value], options: "Optimizer", w: GradientWriter) -> _Updated:
-        attributes = {"nesterov": 1} if options.nesterov else {}
-        operands = [p.wide, p.gradient, *p.moments.values(), *numbers]
+    Args:
+        name: of the operator.
+        flags: options of the optimizer that are attributes of it.
+    """
+
+    def update(
+        p: Parameter, gradient: Value, numbers: Sequence[Value], options: "Optimizer", w: GradientWriter
+    ) -> _Updated:
+        attributes = {each: 1 for each in flags if getattr(options, each)}
+        operands = [p.wide, gradient, *p.moments.values(), *numbers]
         made = w.node(name, operands, attributes, domain=DOMAIN, results=1 + len(p.moments))
         return dict(zip(("w", *p.moments), made.results, strict=True))
 
@@ -140,18 +149,18 @@ def _decay(p: Parameter, n: Numbers) -> list[Value]:
     return [n.number(p.decay, p.wide.dtype)] if p.decay else []
 
 
-def _of_sgd(p: Parameter, n: Numbers) -> Sequence[Value]:
-    """Of w - lr (g + decay w)."""
+def _sgd_numbers(p: Parameter, n: Numbers) -> Sequence[Value]:
+    """The numbers of w - lr (g + decay w)."""
     return [n.rate_of(p), *_decay(p, n)]
 
 
-def _of_momentum(p: Parameter, n: Numbers) -> Sequence[Value]:
-    """Of m = mu m + g; w - lr m, or looking ahead w - lr (g + mu m)."""
+def _momentum_numbers(p: Parameter, n: Numbers) -> Sequence[Value]:
+    """The numbers of m = mu m + g; w - lr m, or looking ahead w - lr (g + mu m)."""
     return [n.rate_of(p), n.number(n.options.momentum, p.wide.dtype), *_decay(p, n)]
 
 
 def _adaptive(p: Parameter, n: Numbers) -> list[Value]:
-    """Of w - rate mhat / (sqrt(vhat) + eps), in which those of both corrections are.
+    """The numbers of w - rate mhat / (sqrt(vhat) + eps), in which those of both corrections are.
 
     rate m / (1 - beta1^t) / (sqrt(v) / r + eps) = (rate r / (1 - beta1^t)) m / (sqrt(v) + r eps), r = sqrt(1 - beta2^t)
     """
@@ -164,13 +173,13 @@ def _adaptive(p: Parameter, n: Numbers) -> list[Value]:
     return [n.of(dtype, f"size {p.scale}", size), floor, *n.shares(dtype)]
 
 
-def _of_adam(p: Parameter, n: Numbers) -> Sequence[Value]:
-    """Of w - lr mhat / (sqrt(vhat) + eps), the decay in the gradient."""
+def _adam_numbers(p: Parameter, n: Numbers) -> Sequence[Value]:
+    """The numbers of w - lr mhat / (sqrt(vhat) + eps), the decay in the gradient."""
     return [*_adaptive(p, n), *_decay(p, n)]
 
 
-def _of_adamw(p: Parameter, n: Numbers) -> Sequence[Value]:
-    """Of the same of w (1 - lr decay), the decay beside the gradient."""
+def _adamw_numbers(p: Parameter, n: Numbers) -> Sequence[Value]:
+    """The numbers of the same of w (1 - lr decay), the decay beside the gradient."""
     numbers = _adaptive(p, n)
     if p.decay:
         left = n.of(p.wide.dtype, f"left {p.scale} {p.decay}", lambda: n.w.sub(1.0, n.w.mul(n.step_size(p), p.decay)))
@@ -178,8 +187,8 @@ def _of_adamw(p: Parameter, n: Numbers) -> Sequence[Value]:
     return numbers
 
 
-def _of_lamb(p: Parameter, n: Numbers) -> Sequence[Value]:
-    """Those that `_lamb` reads."""
+def _lamb_numbers(p: Parameter, n: Numbers) -> Sequence[Value]:
+    """The numbers that `_lamb` reads."""
     dtype, (first, second) = p.wide.dtype, n.options.betas
     corrections = [
         n.of(dtype, "unbiased", lambda: n.correction(first)),
@@ -188,10 +197,10 @@ def _of_lamb(p: Parameter, n: Numbers) -> Sequence[Value]:
     return [n.rate_of(p), *corrections, *n.shares(dtype)]
 
 
-def _lamb(p: Parameter, numbers: Sequence[Value], options: "Optimizer", w: GradientWriter) -> _Updated:
+def _lamb(p: Parameter, gradient: Value, numbers: Sequence[Value], options: "Optimizer", w: GradientWriter) -> _Updated:
     """w - lr (|w| / |u|) u with u = mhat / (sqrt(vhat) + eps) + decay w; a ratio of 1 where a norm is 0."""
     rate, correction, root, *shares = numbers
-    mean, square = running_means(w, p.gradient, p.moments["m"], p.moments["v"], *shares)
+    mean, square = running_means(w, gradient, p.moments["m"], p.moments["v"], *shares)
     deviation = w.add(w.div(w.op("Sqrt", [square]), root), options.epsilon)
     update = w.div(w.div(mean, correction), deviation)
     if p.decay:
@@ -204,11 +213,11 @@ def _lamb(p: Parameter, numbers: Sequence[Value], options: "Optimizer", w: Gradi
 
 _OF_ADAM = ("betas", "eps")
 RULES: Mapping[str, Rule] = {
-    "sgd": Rule((), False, _of_sgd, _written("Sgd")),
-    "momentum": Rule(("m",), False, _of_momentum, _written("Momentum"), ("momentum", "nesterov")),
-    "adam": Rule(("m", "v"), True, _of_adam, _written("Adam"), _OF_ADAM),
-    "adamw": Rule(("m", "v"), True, _of_adamw, _written("AdamW"), _OF_ADAM),
-    "lamb": Rule(("m", "v"), True, _of_lamb, _lamb, _OF_ADAM),
+    "sgd": Rule((), False, _sgd_numbers, _written("Sgd")),
+    "momentum": Rule(("m",), False, _momentum_numbers, _written("Momentum", "nesterov"), ("momentum", "nesterov")),
+    "adam": Rule(("m", "v"), True, _adam_numbers, _written("Adam"), _OF_ADAM),
+    "adamw": Rule(("m", "v"), True, _adamw_numbers, _written("AdamW"), _OF_ADAM),
+    "lamb": Rule(("m", "v"), True, _lamb_numbers, _lamb, _OF_ADAM),
 }
 SOME_READ = ("momentum", "nesterov", *_OF_ADAM)
 """Options that are not of all optimizers."""

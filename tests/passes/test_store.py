@@ -128,11 +128,12 @@ graph local @g(%x: f32[8, 8] of [8, 8], state parameter %w: f32[8, 8] of [8, 8] 
   %a = MatMul(%x, %w_1) {| phase=forward} : f32[8, 8] of [8, 8]
   %loss = ReduceSum(%a) {keepdims=0 | phase=forward} : f32[] of []
   %g = MatMul(%x, %a) {| phase=backward} : f32[8, 8] of [8, 8]
-  %m_1 = irpar.Copy(%m) {to="device", id=1 | phase=optimizer} : f32[8, 8] of [8, 8] doc "read by Add of %new_m"
+  %w_2 = irpar.Copy(%w) {to="device", id=1 | phase=optimizer} : f32[8, 8] of [8, 8] doc "read by Sub of %new_w"
+  %m_1 = irpar.Copy(%m) {to="device", id=2 | phase=optimizer} : f32[8, 8] of [8, 8] doc "read by Add of %new_m"
   %new_m = Add(%m_1, %g) {| phase=optimizer} : f32[8, 8] of [8, 8]
-  %new_w = Sub(%w_1, %new_m) {| phase=optimizer} : f32[8, 8] of [8, 8]
-  %new_w_1 = irpar.Copy(%new_w) {to="host", id=2} : f32[8, 8] of [8, 8] in host doc "replaces w, which lies there"
-  %new_m_1 = irpar.Copy(%new_m) {to="disk", id=3} : f32[8, 8] of [8, 8] in disk doc "replaces m, which lies there"
+  %new_w = Sub(%w_2, %new_m) {| phase=optimizer} : f32[8, 8] of [8, 8]
+  %new_w_1 = irpar.Copy(%new_w) {to="host", id=3} : f32[8, 8] of [8, 8] in host doc "replaces w, which lies there"
+  %new_m_1 = irpar.Copy(%new_m) {to="disk", id=4} : f32[8, 8] of [8, 8] in disk doc "replaces m, which lies there"
 }
 """,
     )

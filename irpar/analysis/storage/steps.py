@@ -1,12 +1,13 @@
 """The steps of a program: nodes in a row that work on one layer. What is brought comes a number of steps before."""
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.gathers import layers_of
 from irpar.analysis.layers.units import OPTIMIZER
+from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Graph, Node, Value, captured_or_read
 
 from .items import MovableValue
@@ -65,8 +66,8 @@ def steps_of_layers(graph: Graph, items: Sequence[MovableValue]) -> Steps:
 
     reads w1 . b1 w2 . . w3 . w1: of layers (w1, b1), (w2, w3) the steps are [w1 . b1] [w2 . . w3 .] [w1]
 
-    Before an update, and for a norm of all gradients without one, gradients alone are read: what the optimizer reads
-    of what was made in a step belongs to the layer of that.
+    What makes a gradient, and what is made of it before an update, belongs to the layer of that, and so does what else
+    of the optimizer reads it, such as the norm of all gradients.
     """
     weights = {item.value: item.nbytes for item in items if item.kind == "weights"}
     numbers = layers_of(graph, list(weights))
@@ -80,8 +81,7 @@ def steps_of_layers(graph: Graph, items: Sequence[MovableValue]) -> Steps:
     for value, state in graph.states.items():
         if value not in of_value and state.parameter in names:
             of_value[value] = numbers[state.parameter]
-    made = {item.value: item for item in items if item.made is not None and item.nbytes >= least}
-    return _steps(graph, of_value, made.values())
+    return _steps(graph, of_value, _before_updates(graph, of_value, least))
 
 
 def steps_of_reads(graph: Graph, items: Sequence[MovableValue]) -> Steps:
@@ -90,28 +90,44 @@ def steps_of_reads(graph: Graph, items: Sequence[MovableValue]) -> Steps:
     return Steps((0, *places), len(graph))
 
 
-def _steps(graph: Graph, of_value: Mapping[Value, int], made: Iterable[MovableValue]) -> Steps:
-    made_at = defaultdict[int, list[MovableValue]](list)
-    read_at = defaultdict[int, list[MovableValue]](list)
-    for item in made:
-        assert item.made is not None
-        made_at[item.made].append(item)
-        for place in item.reads:
-            read_at[place].append(item)
-    layer_of: dict[MovableValue, int] = {}
+def _before_updates(graph: Graph, of_value: Mapping[Value, int], least: float) -> dict[Value, int | None]:
+    """Gradients, with what they are one after the other, to the layer whose state is updated by them; None: several."""
+    found: dict[Value, int | None] = {}
+    for node in reversed(list(graph)):
+        is_optimizer = node.phase == OPTIMIZER
+        layers = _layers_read(node, of_value)
+        if layers and not is_optimizer:
+            continue
+        layer = next(iter(layers or _layers_made(node, found)), None)
+        large = [value for value in node.inputs if value.is_static and value_bytes(value) >= least]
+        made = [value for value in large if value.node is not None]
+        if layer is not None and (is_optimizer or len(made) == 1):
+            found.update((value, layer if found.get(value, layer) == layer else None) for value in made)
+    return found
+
+
+def _steps(graph: Graph, of_value: Mapping[Value, int], before_updates: Mapping[Value, int | None]) -> Steps:
     firsts, now = [0], None
     for place, node in enumerate(graph):
-        layers = _layers_read(node, of_value)
+        layers = _layers_read(node, of_value) or _layers_made(node, before_updates)
         if not layers and node.phase == OPTIMIZER:
-            layers = [layer_of[item] for item in read_at[place] if item in layer_of]
-        if layers and (now is None or now[0] != node.phase or now[1] not in layers):
-            if now is not None:
-                firsts.append(place)
-            now = node.phase, layers[0]
+            layers = _layers_read(node, before_updates)
+        if not layers or (now is not None and now[0] == node.phase and now[1] in layers):
+            continue
         if now is not None:
-            layer_of.update(dict.fromkeys(made_at[place], now[1]))
+            firsts.append(place)
+        now = node.phase, layers[0]
     return Steps(tuple(firsts), len(graph))
 
 
-def _layers_read(node: Node, of_value: Mapping[Value, int]) -> list[int]:
-    return list(dict.fromkeys(of_value[value] for value in captured_or_read(node) if value in of_value))
+def _layers_read(node: Node, of_value: Mapping[Value, int | None]) -> list[int]:
+    return _layers(captured_or_read(node), of_value)
+
+
+def _layers_made(node: Node, of_value: Mapping[Value, int | None]) -> list[int]:
+    return _layers(node.results, of_value)
+
+
+def _layers(values: Iterable[Value], of_value: Mapping[Value, int | None]) -> list[int]:
+    found = dict.fromkeys(of_value.get(value) for value in values)
+    return [layer for layer in found if layer is not None]

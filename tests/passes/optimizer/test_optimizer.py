@@ -50,6 +50,64 @@ def test_nesterov_momentum_with_decay_and_a_scale(check_golden):
     )
 
 
+NARROW = """
+graph @step(%g: bf16[4], %h: bf16[4], %l: f32[]) -> (%l as "loss", %g as "grad.w", %h as "grad.u") opset 21 {
+  %w = constant : bf16[4] [1.0, 2.0, 3.0, 4.0] from "w"
+  %u = constant : bf16[4] [5.0, 6.0, 7.0, 8.0] from "u"
+}
+"""
+
+
+def test_a_narrow_gradient_is_widened_beside_its_update(check_golden):
+    check_golden(
+        "optimizer{kind=sgd}",
+        NARROW,
+        """
+        graph @step(%g: bf16[4], %h: bf16[4], %l: f32[], %learning_rate: f32[] from "learning_rate", state parameter %w: bf16[4] = [1.0, 2.0, 3.0, 4.0] from "w", state master of "w" %w.master: f32[4] = [1.0, 2.0, 3.0, 4.0] from "w.master", state parameter %u: bf16[4] = [5.0, 6.0, 7.0, 8.0] from "u", state master of "u" %u.master: f32[4] = [5.0, 6.0, 7.0, 8.0] from "u.master") -> (%l as "loss", %optimizer_3 as "w.master.next" replaces %w.master, %optimizer_4 as "w.next" replaces %w, %optimizer_6 as "u.master.next" replaces %u.master, %optimizer_7 as "u.next" replaces %u) opset 21 {
+          %optimizer = Cast(%learning_rate) {to=11 | phase=optimizer} : f64[]
+          %optimizer_1 = Cast(%optimizer) {to=1 | phase=optimizer} : f32[]
+          %optimizer_2 = Cast(%g) {to=1 | phase=optimizer} : f32[4]
+          %optimizer_3 = irpar.Sgd(%w.master, %optimizer_2, %optimizer_1) {| phase=optimizer} : f32[4]
+          %optimizer_4 = Cast(%optimizer_3) {to=16 | phase=optimizer} : bf16[4]
+          %optimizer_5 = Cast(%h) {to=1 | phase=optimizer} : f32[4]
+          %optimizer_6 = irpar.Sgd(%u.master, %optimizer_5, %optimizer_1) {| phase=optimizer} : f32[4]
+          %optimizer_7 = Cast(%optimizer_6) {to=16 | phase=optimizer} : bf16[4]
+        }
+        """,
+    )
+
+
+def test_what_the_norm_takes_is_widened_beside_it(check_golden):
+    check_golden(
+        "optimizer{kind=sgd, clip-norm=1}",
+        NARROW,
+        """
+        graph @step(%g: bf16[4], %h: bf16[4], %l: f32[], %learning_rate: f32[] from "learning_rate", state parameter %w: bf16[4] = [1.0, 2.0, 3.0, 4.0] from "w", state master of "w" %w.master: f32[4] = [1.0, 2.0, 3.0, 4.0] from "w.master", state parameter %u: bf16[4] = [5.0, 6.0, 7.0, 8.0] from "u", state master of "u" %u.master: f32[4] = [5.0, 6.0, 7.0, 8.0] from "u.master") -> (%l as "loss", %optimizer_5 as "gradient_norm", %optimizer_12 as "w.master.next" replaces %w.master, %optimizer_13 as "w.next" replaces %w, %optimizer_15 as "u.master.next" replaces %u.master, %optimizer_16 as "u.next" replaces %u) opset 21 {
+          %number = constant : f32[] 1e-06
+          %number_1 = constant : f32[] 1.0
+          %number_2 = constant : f32[] 1.0
+          %optimizer = Cast(%g) {to=1 | phase=optimizer} : f32[4]
+          %optimizer_1 = ReduceSumSquare(%optimizer) {keepdims=0 | phase=optimizer} : f32[]
+          %optimizer_2 = Cast(%h) {to=1 | phase=optimizer} : f32[4]
+          %optimizer_3 = ReduceSumSquare(%optimizer_2) {keepdims=0 | phase=optimizer} : f32[]
+          %optimizer_4 = Sum(%optimizer_1, %optimizer_3) {| phase=optimizer} : f32[]
+          %optimizer_5 = Sqrt(%optimizer_4) {| phase=optimizer} : f32[]
+          %optimizer_6 = Add(%optimizer_5, %number) {| phase=optimizer} : f32[]
+          %optimizer_7 = Div(%number_1, %optimizer_6) {| phase=optimizer} : f32[]
+          %optimizer_8 = Min(%optimizer_7, %number_2) {| phase=optimizer} : f32[]
+          %optimizer_9 = Cast(%learning_rate) {to=11 | phase=optimizer} : f64[]
+          %optimizer_10 = Cast(%optimizer_9) {to=1 | phase=optimizer} : f32[]
+          %optimizer_11 = Mul(%optimizer, %optimizer_8) {| phase=optimizer} : f32[4]
+          %optimizer_12 = irpar.Sgd(%w.master, %optimizer_11, %optimizer_10) {| phase=optimizer} : f32[4]
+          %optimizer_13 = Cast(%optimizer_12) {to=16 | phase=optimizer} : bf16[4]
+          %optimizer_14 = Mul(%optimizer_2, %optimizer_8) {| phase=optimizer} : f32[4]
+          %optimizer_15 = irpar.Sgd(%u.master, %optimizer_14, %optimizer_10) {| phase=optimizer} : f32[4]
+          %optimizer_16 = Cast(%optimizer_15) {to=16 | phase=optimizer} : bf16[4]
+        }
+        """,
+    )
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_what_is_state(kind: str) -> None:
     module = parse_module(GRADIENTS)
