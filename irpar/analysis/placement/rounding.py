@@ -108,7 +108,7 @@ class _Search:
         return solved
 
     def _branch(self, root: Relaxed) -> None:
-        """Branch and bound (Land and Doig, 1960): a unit that is on the device in part is there, or not; least bound first.
+        """Branch and bound (Land and Doig, 1960): what is on the device in part is there, or not; least bound first.
 
         Args:
             root: a solution in which no unit is fixed.
