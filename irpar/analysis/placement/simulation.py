@@ -127,6 +127,19 @@ class Simulator:
         return saved, np.bincount(self._unit, self._bytes, len(saved))
 
     @cached_property
+    def least_held(self) -> Array:
+        """The bytes that are on the device at least while a node of each unit runs, where the unit is there."""
+        times, count = self.graph.times + 1, len(self.graph.units)
+        made, reads = self._made != BEFORE, np.unique(self._reads, axis=0)
+        units = np.concatenate((reads[:, 2], self._unit[made]))
+        when = np.concatenate((reads[:, 1], self._made[made]))
+        nbytes = np.concatenate((self._made_bytes[reads[:, 0]], self._made_bytes[made]))
+        places, number = np.unique(units * times + when, return_inverse=True)
+        found = np.zeros(count, np.int64)
+        np.maximum.at(found, places // times, np.bincount(number, nbytes, len(places)).astype(np.int64))
+        return found
+
+    @cached_property
     def _holders(self) -> Array:
         """Whether a unit only holds something that others read, at no cost on either side."""
         units = self.graph.units

@@ -104,6 +104,8 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: Method = "aut
     least = simulator.outcome(smallest).peak
     if least > limit:
         raise NoRoomError(limit, least)
+    too_large = simulator.least_held > limit
+    graph = graph.pinned([False if never else None for never in too_large.tolist()])
     now = time.monotonic()
     rounded = round_relaxations(
         graph, limit, simulator, plain, now + (end - now) * _LINEAR_SHARE, end + seconds * _LATE_SHARE

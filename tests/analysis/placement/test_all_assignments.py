@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from irpar.analysis.placement import NoRoomError, solve
+from irpar.analysis.placement.simulation import Simulator
 from tests.budget import budget
 
 from .graphs import all_outcomes, random_graph
@@ -52,3 +53,15 @@ def test_what_is_found_is_what_it_says(seed: int) -> None:
     cost, peak = all_outcomes(graph)
     outcome = solve(graph, int(np.median(peak)) if np.median(peak) >= peak.min() else None).outcome
     assert ((cost == outcome.cost) & (peak == outcome.peak)).any()
+
+
+@pytest.mark.parametrize("seed", range(budget(64, least=2)))
+def test_what_a_unit_holds_at_least_is_held_wherever_the_others_are(seed: int) -> None:
+    random = Random(f"least {seed}")
+    graph = random_graph(random, 8)
+    least = Simulator(graph).least_held
+    for number, where in enumerate(graph.fixed):
+        if where is not False:
+            there = [True if unit == number else None for unit in range(len(graph.units))]
+            _, peak = all_outcomes(graph.pinned(there))
+            assert least[number] <= peak.min()

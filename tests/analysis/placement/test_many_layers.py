@@ -48,6 +48,7 @@ def _program(step: Module) -> PlaceableProgram:
         (1024, 4, 256, "f32", "adamw"),
         (256, 2, 64, "f32", "adamw"),
         (1024, 1, 128, "bf16", "lamb"),
+        (512, 2, 256, "bf16", "adamw"),
     ],
 )
 def test_a_gpt_of_24_layers_with_less_than_half_of_its_state(
