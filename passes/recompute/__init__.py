@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from irpar.analysis.gathers import gathered
-from irpar.analysis.memory.limit_search import next_end, search_within
+from irpar.analysis.memory.limit_search import LEAST_SECONDS, next_end, search_within
 from irpar.analysis.memory.liveness import peak, peak_bytes
 from irpar.analysis.recompute import FoundSchedules, RecomputeError, solve_tree
 from irpar.analysis.recompute.costs import Costs
@@ -203,7 +203,12 @@ class Recompute(Pass):
         found, held = tried
         if found is not None:
             return found
-        least = min(least, held)
+        # Near the least that can be had, a search for less, which is for what holds least, may find what fits.
+        smallest, _ = search(0, max(LEAST_SECONDS, end - time.monotonic()))
+        held_then = held_by(smallest)
+        if held_then <= budget:
+            return smallest
+        least = min(least, held, held_then)
         option = f"--memory-budget-gb {gigabytes_option(least)} (budget-gb of the pass)"
         raise RecomputeError(
             f"no schedule was found after which ranks hold at most {budget:,} bytes ({bytes_text(budget)})",
