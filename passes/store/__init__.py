@@ -2,53 +2,35 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from irpar.analysis.cost.network_lookup import network_of
-from irpar.analysis.memory.limit_search import MOST_TRIES, next_end, search_within
-from irpar.analysis.memory.liveness import peak, peak_bytes
+from irpar.analysis.memory.limit_search import next_end
+from irpar.analysis.memory.liveness import peak_bytes
 from irpar.analysis.recompute.costs import Costs
-from irpar.analysis.storage.auto import SECONDS, FoundMoves, solve
-from irpar.analysis.storage.bodies import BodyMoves, LoopBody, let_bodies_make, loop_bodies, places_of, without_bodies
-from irpar.analysis.storage.gaps import Gaps, Room
-from irpar.analysis.storage.items import MovableValue, items_of
-from irpar.analysis.storage.moves import Move, Wish, moves_by_hand, pinned_by_hand
-from irpar.analysis.storage.rewriting import write_moves
-from irpar.analysis.storage.steps import steps_of_layers, steps_of_reads
-from irpar.analysis.storage.timeline import Rates, Timeline, seconds_of_steps, timeline
-from irpar.analysis.storage.written import Written, held_after, with_bodies
+from irpar.analysis.storage.auto import SECONDS
+from irpar.analysis.storage.items import items_of
+from irpar.analysis.storage.timeline import Rates
+from irpar.analysis.storage.written import Written
 from irpar.analysis.store_said import PATH
-from irpar.analysis.types.control_flow import assumed_trips
-from irpar.ir import Graph, Memory, Module, holder_in
-from irpar.ir.clone import clone_graph
+from irpar.ir import Memory, Module
 from irpar.ops.memory_copies import number_copies
 from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.sharding import IrparError
-from irpar.units import GIGABYTE, bytes_text, gigabytes, gigabytes_option, seconds_text
+from irpar.units import bytes_text, gigabytes
 
-Where = Literal["device", "host", "disk", "auto"]
+from .asked import Asked, StoreError, TooMuchError, Where
+from .by_hand import write_by_hand
+from .for_limit import ForLimit
+from .told import notes_of, statistics_of
 
+__all__ = ["Store", "StoreError"]
 
 _ZERO = {
     **dict.fromkeys(("host_gb", "disk_gb"), "; 0, or nothing, is no bound"),
     "limit_gb": "; 0, or nothing, is what the module or the network says, where something is auto",
 }
 """What an option of 0 means, where that is not what its number says."""
-
-
-class StoreError(IrparError):
-    """What cannot lie where it is asked to."""
-
-
-class TooMuchError(StoreError):
-    """A rank holds more than a limit, whatever moves.
-
-    Attributes:
-        held: the least bytes that were found.
-    """
-
-    held = 0
 
 
 @dataclass(frozen=True)
@@ -102,16 +84,20 @@ class Store(Pass):
             StoreError: a rank would hold more than a limit.
         """
         self._check(module)
-        before, costs, lacking = peak_bytes(module), Costs(module), self._lacking(module)
-        rates = Rates.of_network(network_of(module.network))
-        limit = self._limit(module)
+        before, lacking, limit = peak_bytes(module), self._lacking(module), self._limit(module)
+        asked, costs, rates = self._asked, Costs(module), Rates.of_network(network_of(module.network))
+        for_limit, pinned = ForLimit(asked, limit, costs, rates), gigabytes(self.pin_gb)
         end, count = time.monotonic() + self.seconds, len(module.graphs)
         written: list[Written] = []
         too_much: list[TooMuchError] = []
         for number, graph in enumerate(module.graphs):
             until = next_end(end, count - number)
             try:
-                written.append(self._write(graph, costs, rates, limit, until, written))
+                written.append(
+                    for_limit.write(graph, until, written)
+                    if self._is_auto
+                    else write_by_hand(graph, asked, self.prefetch, pinned, costs, rates)
+                )
             except TooMuchError as error:  # The user is told of the rank that holds most.
                 too_much.append(error)
         if too_much:
@@ -124,7 +110,7 @@ class Store(Pass):
                 module.metadata[PATH] = self.path
         after = peak_bytes(module)
         if limit and after > limit:
-            raise self._too_much(after, limit, "move more of it, bring it later (a smaller prefetch)")
+            raise TooMuchError(after, limit, asked.written, "move more of it, bring it later (a smaller prefetch)")
         old = module.memory_limit
         if limit:
             module.memory_limit = limit
@@ -132,7 +118,7 @@ class Store(Pass):
             note = f"ranks hold {bytes_text(before)}, which fits" if self._is_auto else "nothing moves"
             return PassResult(module.memory_limit != old, (note, *lacking))
         most = max(written, key=lambda found: found.timeline.copying)
-        return PassResult(True, (*_notes(most, before, after), *lacking), _statistics(most))
+        return PassResult(True, (*notes_of(most, before, after), *lacking), statistics_of(most))
 
     def _reasons(self, written: Sequence[Written], limit: int) -> dict[str, str]:
         """Why what does not lie on the device lies where it does, by name."""
@@ -150,12 +136,22 @@ class Store(Pass):
 
     @property
     def _memory(self) -> dict[str, Where]:
-        found: dict[str, Where] = {"weights": self.weights, "state": self.state, "activations": self.activations}
-        return {kind: "auto" if self.auto and where == "device" else where for kind, where in found.items()}
+        given: dict[str, Where] = {"weights": self.weights, "state": self.state, "activations": self.activations}
+        return {kind: "auto" if self.auto and where == "device" else where for kind, where in given.items()}
 
     @property
     def _is_auto(self) -> bool:
         return "auto" in self._memory.values()
+
+    @property
+    def _least(self) -> int:
+        """Bytes of the smallest that moves."""
+        return gigabytes(self.threshold_kb / 10**6)
+
+    @property
+    def _asked(self) -> Asked:
+        sizes: dict[Memory, int] = {"host": gigabytes(self.host_gb), "disk": gigabytes(self.disk_gb)}
+        return Asked(self._memory, self._least, sizes, format_pass(self))
 
     def _check(self, module: Module) -> None:
         where = format_pass(self)
@@ -208,220 +204,9 @@ class Store(Pass):
                 found.append(f"{kind}={where}: all are smaller than {least}, the largest has {max(sizes):,} bytes")
         return tuple(found)
 
-    # -- programs -----------------------------------------------------------------------------------------------------
-
-    def _write(
-        self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float, known: Sequence[Written]
-    ) -> Written:
-        if self._is_auto:
-            return self._write_found(graph, costs, rates, limit, end, known)
-        memory: dict[str, Memory] = {kind: where for kind, where in self._memory.items() if where != "auto"}
-        wish = Wish(memory, self.prefetch, gigabytes(self.pin_gb))
-        items = items_of(graph, self._least)
-        pinned = pinned_by_hand(items, steps_of_layers(graph, items), wish, lambda item: _trips_of(item, graph))
-        wanted = [item.value for item in items if item.made is None and wish.moves(item) and item.value not in pinned]
-        if let_bodies_make(graph, wanted):
-            items = items_of(graph, self._least)
-        steps = steps_of_layers(graph, items)
-        bodies = list(loop_bodies(graph, items, self._least, by_layers=True))
-        inside = [body.timed(body.moves_by_hand(wish, pinned), costs.of_node, rates) for body in bodies]
-        items = without_bodies(items, graph, inside)
-        steps = steps.with_loops(places_of(graph, inside))
-        moves = tuple(moves_by_hand(items, steps, wish, pinned))
-        taken = timeline(moves, steps, seconds_of_steps(graph, steps, costs.of_node), rates)
-        written = Written(moves, with_bodies(taken, inside), tuple(inside))
-        self._check_room(written)
-        for each in inside:
-            each.body.write(each.moves)
-        if moves:
-            write_moves(graph, steps, moves)
-        return written
-
-    @property
-    def _least(self) -> int:
-        """Bytes of the smallest that moves."""
-        return gigabytes(self.threshold_kb / 10**6)
-
-    def _write_found(
-        self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float, known: Sequence[Written]
-    ) -> Written:
-        """Write what a search finds; steps are as short as can be, for no copy has to wait for a layer to end."""
-        before = peak(graph).total_bytes
-        if before <= limit:
-            return Written((), Timeline(0, 0, 0))
-        spare = self._spare(graph, costs, rates, limit)
-        inside = self._in_bodies_found(graph, costs, rates, limit - spare, end)
-        items = without_bodies(items_of(graph, self._least), graph, inside)
-        steps = steps_of_reads(graph, items)
-        seconds = seconds_of_steps(graph, steps, costs.of_node)
-        alike = (steps, tuple(seconds), tuple(map(_shape, items)))
-        for same in known:
-            if same.alike == alike:
-                by_shape = {_shape(item): item for item in items}
-                moves = tuple(replace(move, item=by_shape[_shape(move.item)]) for move in same.moves)
-                if held_after(graph, steps, moves) <= limit:
-                    write_moves(graph, steps, moves)
-                    return Written(moves, same.timeline, tuple(inside), alike)
-
-        def search(asked: int, left: float) -> tuple[FoundMoves, bool]:
-            solved = solve(graph, items, steps, seconds, rates, self._room(asked, inside), left)
-            return solved, solved.fits
-
-        def held_by(found: FoundMoves) -> int:
-            return held_after(graph, steps, found.moves)
-
-        tried = search_within(limit, end, search, held_by)
-        found, least = tried
-        if found is None:
-            raise self._too_much(min(least, before), limit, "let more kinds of things move, or recompute or shard")
-        written = Written(found.moves, with_bodies(found.timeline, inside), tuple(inside), alike)
-        self._check_room(written)
-        write_moves(graph, steps, found.moves)
-        return written
-
-    def _spare(self, graph: Graph, costs: Costs, rates: Rates, limit: int) -> int:
-        """Bytes that bodies are to leave, so that the program around them fits the limit by its own liveness, too."""
-        spare = 0
-        for _ in range(MOST_TRIES):
-            trial = clone_graph(graph)
-            inside = self._in_bodies_found(trial, costs, rates, limit - spare, time.monotonic())
-            if not inside:
-                return 0
-            items = without_bodies(items_of(trial, self._least), trial, inside)
-            steps = steps_of_reads(trial, items)
-            seconds = seconds_of_steps(trial, steps, costs.of_node)
-            solved = solve(trial, items, steps, seconds, rates, self._room(limit, inside), 0)
-            held = held_after(trial, steps, solved.moves)
-            if held <= limit:
-                return spare
-            spare += held - limit
-        return limit
-
-    def _in_bodies_found(self, graph: Graph, costs: Costs, rates: Rates, limit: int, end: float) -> list[BodyMoves]:
-        """Find and write what moves in bodies of loops, while which there would be too much whatever else moves."""
-        found: list[BodyMoves] = []
-        room = self._room(limit)
-        bodies = self._held_in_loops(graph, rates, room)
-        if all(held <= limit for _, held in bodies):
-            return found
-        items = items_of(graph, self._least)
-        if let_bodies_make(graph, [item.value for item in items if item.made is None and item.kind in room.memory]):
-            bodies = self._held_in_loops(graph, rates, room)
-        for number, (body, held) in enumerate(bodies):
-            if held <= limit:
-                continue
-            own = peak(body.graph).total_bytes + body.captured_bytes(room.memory)
-            left = replace(self._room(limit, found), limit=limit - (held - own))
-            until = next_end(end, len(bodies) - number + 1)
-            moves = self._found_in_body(body, body.seconds(costs.of_node), rates, left, until)
-            found.append(body.timed(moves, costs.of_node, rates))
-            body.write(moves)
-        return found
-
-    def _found_in_body(
-        self, body: LoopBody, seconds: Sequence[float], rates: Rates, room: Room, end: float
-    ) -> tuple[Move, ...]:
-        """What moves in a body; all that can, where nothing keeps the limit."""
-
-        def search(asked: int, left: float) -> tuple[FoundMoves, bool]:
-            given = replace(room, limit=asked)
-            solved = solve(body.graph, body.items, body.steps, seconds, rates, given, left)
-            return solved, solved.fits
-
-        def held_by(found: FoundMoves) -> int:
-            return body.held_after(found.moves, room.memory)
-
-        tried = search_within(room.limit, end, search, held_by)
-        found = tried[0]
-        return search(0, 0)[0].moves if found is None else found.moves
-
-    def _held_in_loops(self, graph: Graph, rates: Rates, room: Room) -> list[tuple[LoopBody, int]]:
-        """The bodies of loops, and what the device holds meanwhile at least if they bring nothing."""
-        items = items_of(graph, self._least)
-        steps = steps_of_reads(graph, items)
-        bodies = list(loop_bodies(graph, items, self._least, by_layers=False))
-        if not bodies:
-            return []
-        least = Gaps(graph, items, steps, rates, room).least
-        places = {node: place for place, node in enumerate(graph)}
-        return [(body, int(least[steps.of(places[body.node])])) for body in bodies]
-
-    def _room(self, limit: int, inside: Sequence[BodyMoves] = ()) -> Room:
-        """What may lie where, beside what bodies have there."""
-        to: dict[Where, tuple[Memory, ...]] = {"auto": ("host", "disk"), "host": ("host",), "disk": ("disk",)}
-        memory = {kind: to[where] for kind, where in self._memory.items() if where != "device"}
-        taken = {place: sum(each.own_bytes(place) for each in inside) for place in self._sizes}
-        left = {place: max(0, size - taken[place]) if size else None for place, size in self._sizes.items()}
-        return Room(limit, memory, left["host"], left["disk"])
-
-    @property
-    def _sizes(self) -> dict[Memory, int]:
-        """Bytes that may lie in a memory; 0: any number."""
-        return {"host": gigabytes(self.host_gb), "disk": gigabytes(self.disk_gb)}
-
-    def _check_room(self, written: Written) -> None:
-        """Refuse moves to a memory of which more is asked than there may be."""
-        for memory, size in self._sizes.items():
-            needed = sum(each.nbytes for each in written.moved() if each.memory == memory)
-            if size and needed > size:
-                raise StoreError(
-                    f"{needed:,} bytes ({bytes_text(needed)}) are to lie {_PLACES[memory]}, "
-                    f"{memory}-gb allows {size / GIGABYTE:g} GB",
-                    where=format_pass(self),
-                    do=f"give {memory}-gb={gigabytes_option(needed)}, or let less lie there",
-                )
-
-    def _too_much(self, held: int, limit: int, do: str) -> TooMuchError:
-        error = TooMuchError(
-            f"a rank holds {held:,} bytes ({bytes_text(held)}) on its device, the limit is {limit:,}",
-            where=format_pass(self),
-            do=f"{do}, or give a limit of {held:,} bytes: limit-gb={gigabytes_option(held)}",
-        )
-        error.held = held
-        return error
-
 
 _NONE = {
     "weights": "the program has none on its device",
     "state": "the program has no state; steps of training have some, and models with caches",
     "activations": "no node on the device makes what another one reads",
 }
-
-_PLACES: dict[Memory, str] = {"host": "in host memory", "disk": "on disk"}
-
-
-def _trips_of(item: MovableValue, graph: Graph) -> int:
-    """How often bodies would bring an item."""
-    holders = {holder_in(user, graph) for user in item.value.users}
-    return sum(assumed_trips(holder) for holder in holders if holder.holds_graphs and item.value not in holder.inputs)
-
-
-def _shape(item: MovableValue) -> tuple[object, ...]:
-    """What is the same of an item in programs that are alike: all but the values themselves."""
-    times = item.reads, item.made, item.replaced_at, item.replaced_until
-    return item.value.name, item.kind, item.nbytes, *times
-
-
-def _notes(written: Written, before: int, after: int) -> tuple[str, ...]:
-    lines = [f"ranks hold {bytes_text(after)} on their device instead of {bytes_text(before)}"]
-    for memory, place in _PLACES.items():
-        there = [each for each in written.moved() if each.memory == memory]
-        if there:
-            sizes = zip(*((each.nbytes, each.brought, each.sent) for each in there), strict=True)
-            own, brought, sent = map(bytes_text, map(sum, sizes))
-            lines.append(f"{own} {place}: {brought} to the device and {sent} back in a run")
-    taken = written.timeline
-    lines.append(
-        f"copies take {seconds_text(taken.copying)} in a run of {seconds_text(taken.compute + taken.exposed)}; "
-        f"computation waits {seconds_text(taken.exposed)} for them"
-    )
-    return tuple(lines)
-
-
-def _statistics(written: Written) -> dict[str, int | float]:
-    moved = written.moved()
-    return {
-        "moved": len(moved),
-        "bytes to the device": sum(each.brought for each in moved),
-        "bytes from the device": sum(each.sent for each in moved),
-    }

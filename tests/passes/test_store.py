@@ -263,7 +263,7 @@ def test_programs_that_are_alike_are_searched_once(monkeypatch: pytest.MonkeyPat
         searches.append(arguments)
         return solve(*arguments)
 
-    monkeypatch.setattr("irpar.passes.store.solve", search)
+    monkeypatch.setattr("irpar.passes.store.for_limit.solve", search)
     text = str(layers(6, 128)).replace('"d"=1', '"d"=2')
     head, _, program = text.partition("graph local @g")
     both = f"{head}graph local @g{program}\ngraph local @g1{program.replace('ranks [0]', 'ranks [1]')}"
@@ -283,8 +283,8 @@ def test_seconds_are_those_of_all_tries_together(monkeypatch: pytest.MonkeyPatch
         given.append(arguments[-1])
         return solve(*arguments[:-1], 0)
 
-    monkeypatch.setattr("irpar.passes.store.solve", search)
-    monkeypatch.setattr("irpar.passes.store.held_after", lambda *_: 10**9)
+    monkeypatch.setattr("irpar.passes.store.for_limit.solve", search)
+    monkeypatch.setattr("irpar.passes.store.for_limit.held_after", lambda *_: 10**9)
     module = layers(6, 128)
     with pytest.raises(IrparError, match="a rank holds"):
         run_pipeline(f"store{{auto=true, limit-gb={peak_bytes(module) * 0.9e-9}, seconds=3}}", module)
