@@ -14,7 +14,7 @@ from irpar.process import import_native
 Array = np.ndarray[Any, Any]
 
 _TOLERANCE = 1e-6
-"""Of what something costs: how far rounding may lead."""
+"""Of what something costs, or of the largest cost of a variable: how far rounding may lead."""
 
 
 class _Modules:
@@ -99,7 +99,7 @@ class LinearProgram:
         self._most[row] = most
 
     def solve(self, seconds: float) -> Solved | None:
-        """The values for which all variables cost least; None where there is no time for it."""
+        """The values for which all variables cost least; None where they are not found in time, or at all."""
         modules = _modules()
         unit = max(map(abs, self._costs), default=0.0) or 1.0
         parameters = modules.parameters.SolveParametersProto(lp_algorithm=modules.parameters.LP_ALGORITHM_DUAL_SIMPLEX)
@@ -125,7 +125,7 @@ class LinearProgram:
         of_variables = solution.primal_solution.variable_values
         values[list(of_variables.ids)] = list(of_variables.values)
         least = found.termination.objective_bounds.dual_bound
-        return Solved((least - abs(least) * _TOLERANCE) * unit, values)
+        return Solved((least - max(1.0, abs(least)) * _TOLERANCE) * unit, values)
 
     def _begin(self, modules: _Modules) -> Any:
         """The basis of the last solution, and of what was added since: only new rows are broken then."""

@@ -107,7 +107,7 @@ class Optimizer(Pass):
         numbers = Numbers(self, rate, count, writer)
         numbers_of_each = [rule.numbers(parameter, numbers) for parameter in parameters]
         for parameter, its_numbers in zip(parameters, numbers_of_each, strict=True):
-            gradient = prepared.gradient_of(parameter, writer)
+            gradient = prepared.write_gradient(parameter, writer)
             updated = rule.update(parameter, gradient, its_numbers, self, writer)
             self._update(parameter, updated, states, prepared, writer)
         if step is not None:

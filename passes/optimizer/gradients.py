@@ -38,10 +38,10 @@ class Prepared:
     factors: dict[DType, Value] = field(default_factory=dict)
     results: list[tuple[str, Value]] = field(default_factory=list)
 
-    def gradient_of(self, parameter: "Parameter", w: GradientWriter) -> Value:
-        """What the update of a parameter reads, of the dtype of `wide`.
+    def write_gradient(self, parameter: "Parameter", w: GradientWriter) -> Value:
+        """Write what the update of a parameter reads, of the dtype of `wide`.
 
-        This is written beside the update: before the first one, all gradients would be held as wide as this.
+        This stands beside the update: before the first one, all gradients would be held as wide as this.
         """
         gradient = w.cast(self.gradients.get(parameter.name, parameter.gradient), parameter.wide.dtype)
         return w.mul(gradient, self.factors[gradient.dtype]) if self.factors else gradient
@@ -72,7 +72,7 @@ def _clip(parameters: Sequence["Parameter"], most: float, prepared: Prepared, w:
     dtype = DType.F64 if any(each.wide.dtype is DType.F64 for each in parameters) else DType.F32
     squares = []
     for each in parameters:
-        gradient = prepared.gradients[each.name] = prepared.gradient_of(each, w)
+        gradient = prepared.gradients[each.name] = prepared.write_gradient(each, w)
         squares.append(w.cast(w.op("ReduceSumSquare", [gradient], {"keepdims": 0}), dtype))
     norm = w.op("Sqrt", [squares[0] if len(squares) == 1 else w.op("Sum", squares)])
     factor = w.op("Min", [w.div(most, w.add(norm, _TINY)), w.number(1, norm)])

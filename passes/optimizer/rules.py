@@ -22,7 +22,7 @@ class Parameter:
         name: of the source model.
         value: the parameter.
         wide: what is updated: the parameter, or its float32 master.
-        gradient: as the graph has it; `Prepared.gradient_of` is what the update reads.
+        gradient: as the graph has it; `Prepared.write_gradient` is what the update reads.
         moments: suffix to state.
         scale: what its learning rate is multiplied by.
         decay: its weight decay.

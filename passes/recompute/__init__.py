@@ -26,6 +26,8 @@ from irpar.units import bytes_text, count_text, gigabytes, gigabytes_option
 
 __all__ = ["Recompute"]
 
+_NEAR = 1.1
+"""Of a budget: where so much is held at least by what was found, the least that can be had may fit."""
 _LITTLE = 0.1
 """Of the peak: so much should be lowered by what takes time."""
 
@@ -203,12 +205,14 @@ class Recompute(Pass):
         found, held = tried
         if found is not None:
             return found
-        # Near the least that can be had, a search for less, which is for what holds least, may find what fits.
-        smallest, _ = search(0, max(LEAST_SECONDS, end - time.monotonic()))
-        held_then = held_by(smallest)
-        if held_then <= budget:
-            return smallest
-        least = min(least, held, held_then)
+        least = min(least, held)
+        if least <= _NEAR * budget:
+            # A search for less than can be had, which is for what holds least, may find what fits.
+            smallest, _ = search(0, max(LEAST_SECONDS, end - time.monotonic()))
+            held = held_by(smallest)
+            if held <= budget:
+                return smallest
+            least = min(least, held)
         option = f"--memory-budget-gb {gigabytes_option(least)} (budget-gb of the pass)"
         raise RecomputeError(
             f"no schedule was found after which ranks hold at most {budget:,} bytes ({bytes_text(budget)})",

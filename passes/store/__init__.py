@@ -19,7 +19,7 @@ from irpar.pass_manager import Pass, PassResult, format_pass
 from irpar.sharding import IrparError
 from irpar.units import bytes_text, gigabytes
 
-from .asked import Asked, StoreError, TooMuchError, Where
+from .asked import Asked, StoreError, TooMuchError, Where, too_much
 from .by_hand import write_by_hand
 from .for_limit import ForLimit
 from .told import notes_of, statistics_of
@@ -89,7 +89,7 @@ class Store(Pass):
         for_limit, pinned = ForLimit(asked, limit, costs, rates), gigabytes(self.pin_gb)
         end, count = time.monotonic() + self.seconds, len(module.graphs)
         written: list[Written] = []
-        too_much: list[TooMuchError] = []
+        refused: list[TooMuchError] = []
         for number, graph in enumerate(module.graphs):
             until = next_end(end, count - number)
             try:
@@ -99,9 +99,9 @@ class Store(Pass):
                     else write_by_hand(graph, asked, self.prefetch, pinned, costs, rates)
                 )
             except TooMuchError as error:  # The user is told of the rank that holds most.
-                too_much.append(error)
-        if too_much:
-            raise max(too_much, key=lambda error: error.held)
+                refused.append(error)
+        if refused:
+            raise max(refused, key=lambda error: error.held)
         changed = any(found.moved() for found in written)
         if changed:
             module.placed |= self._reasons(written, limit)
@@ -110,7 +110,7 @@ class Store(Pass):
                 module.metadata[PATH] = self.path
         after = peak_bytes(module)
         if limit and after > limit:
-            raise TooMuchError(after, limit, asked.written, "move more of it, bring it later (a smaller prefetch)")
+            raise too_much(after, limit, asked.where, "move more of it, bring it later (a smaller prefetch)")
         old = module.memory_limit
         if limit:
             module.memory_limit = limit

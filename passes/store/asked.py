@@ -27,13 +27,18 @@ class TooMuchError(StoreError):
         held: the least bytes that were found.
     """
 
-    def __init__(self, held: int, limit: int, where: str, do: str) -> None:
-        self.held = held
-        super().__init__(
-            f"a rank holds {held:,} bytes ({bytes_text(held)}) on its device, the limit is {limit:,}",
-            where=where,
-            do=f"{do}, or give a limit of {held:,} bytes: limit-gb={gigabytes_option(held)}",
-        )
+    held = 0
+
+
+def too_much(held: int, limit: int, where: str, do: str) -> TooMuchError:
+    """The error of a rank that holds so many bytes."""
+    error = TooMuchError(
+        f"a rank holds {held:,} bytes ({bytes_text(held)}) on its device, the limit is {limit:,}",
+        where=where,
+        do=f"{do}, or give a limit of {held:,} bytes: limit-gb={gigabytes_option(held)}",
+    )
+    error.held = held
+    return error
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,13 @@ class Asked:
         memory: by kind.
         least: bytes of the smallest that moves.
         sizes: bytes that may lie in a memory; 0: any number.
-        written: the pass as it is written, for errors.
+        where: the pass as it is written, for errors.
     """
 
     memory: Mapping[str, Where]
     least: int
     sizes: Mapping[Memory, int]
-    written: str
+    where: str
 
     def room(self, limit: int, inside: Sequence[BodyMoves] = ()) -> Room:
         """What may lie where, beside what bodies have there."""
@@ -72,6 +77,6 @@ class Asked:
                 raise StoreError(
                     f"{needed:,} bytes ({bytes_text(needed)}) are to lie {PLACES[memory]}, "
                     f"{memory}-gb allows {size / GIGABYTE:g} GB",
-                    where=self.written,
+                    where=self.where,
                     do=f"give {memory}-gb={gigabytes_option(needed)}, or let less lie there",
                 )

@@ -19,7 +19,7 @@ from irpar.analysis.storage.written import Written, held_after, with_bodies
 from irpar.ir import Graph
 from irpar.ir.clone import clone_graph
 
-from .asked import Asked, TooMuchError
+from .asked import Asked, too_much
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class ForLimit:
                     write_moves(graph, steps, moves)
                     return Written(moves, same.timeline, tuple(inside), alike)
 
-        def search(asked: int, left: float) -> tuple[FoundMoves, bool]:
-            solved = solve(graph, items, steps, seconds, self.rates, self.asked.room(asked, inside), left)
+        def search(limit: int, left: float) -> tuple[FoundMoves, bool]:
+            solved = solve(graph, items, steps, seconds, self.rates, self.asked.room(limit, inside), left)
             return solved, solved.fits
 
         def held_by(found: FoundMoves) -> int:
@@ -78,7 +78,7 @@ class ForLimit:
         found, least = tried
         if found is None:
             do = "let more kinds of things move, or recompute or shard"
-            raise TooMuchError(min(least, before), self.limit, self.asked.written, do)
+            raise too_much(min(least, before), self.limit, self.asked.where, do)
         written = Written(found.moves, with_bodies(found.timeline, inside), tuple(inside), alike)
         self.asked.check_room(written)
         write_moves(graph, steps, found.moves)
@@ -126,8 +126,8 @@ class ForLimit:
     def _found_in_body(self, body: LoopBody, seconds: Sequence[float], room: Room, end: float) -> tuple[Move, ...]:
         """What moves in a body; all that can, where nothing keeps the limit."""
 
-        def search(asked: int, left: float) -> tuple[FoundMoves, bool]:
-            given = replace(room, limit=asked)
+        def search(limit: int, left: float) -> tuple[FoundMoves, bool]:
+            given = replace(room, limit=limit)
             solved = solve(body.graph, body.items, body.steps, seconds, self.rates, given, left)
             return solved, solved.fits
 

@@ -6,7 +6,7 @@ import pytest
 import irpar
 from irpar.analysis.gathers import gathered
 from irpar.analysis.memory.liveness import constant_bytes, held_bytes, peak_bytes
-from irpar.analysis.recompute import RecomputeError, simulation
+from irpar.analysis.recompute import FoundSchedules, GraphTree, RecomputeError, simulation, solve_tree
 from irpar.analysis.recompute.costs import Costs
 from irpar.analysis.recompute.of_program import of_program
 from irpar.analysis.recompute.rewriting import write
@@ -284,6 +284,20 @@ def test_refusals(pipeline: str, said: str) -> None:
 def test_a_budget_that_cannot_be_met_says_the_least() -> None:
     with pytest.raises(RecomputeError, match="give a budget of at least 1,040 bytes"):
         run("recompute{budget=0.5, seconds=2}", STEP)
+
+
+def test_the_search_for_the_least_may_meet_a_budget_near_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any other budget the search ends above it here."""
+
+    def search(tree: GraphTree, budget: int, method: str, end: float) -> FoundSchedules:
+        return solve_tree(tree, 2700 if budget else 2500, method, end)
+
+    monkeypatch.setattr("irpar.passes.recompute.solve_tree", search)
+    module = read(chain(12))
+    run_pipeline("recompute{budget-gb=0.0000025, seconds=1}", module)
+    assert peak_bytes(module) <= 2500
+    with pytest.raises(RecomputeError, match="give a budget of at least 2,560 bytes"):
+        run_pipeline("recompute{budget-gb=0.000002, seconds=1}", read(chain(12)))
 
 
 def test_the_global_view_is_refused() -> None:

@@ -48,7 +48,7 @@ class Relaxation:
         self.graph = graph
         self._terms = terms
         self.limit = limit
-        self.share = 1.0
+        self._share = 1.0
         self._times: dict[int, int] = {}
         """When to the row of what is held then."""
         self.program = LinearProgram()
@@ -86,7 +86,7 @@ class Relaxation:
         return copied
 
     def solve(self, seconds: float) -> Relaxed | None:
-        """The cheapest; None where there is not that much time."""
+        """The cheapest; None where it is not found in time."""
         solved = self.program.solve(seconds)
         if solved is None:
             return None
@@ -99,13 +99,13 @@ class Relaxation:
 
     def set_share(self, share: float) -> None:
         """Let a share of the limit be held, or more than it: the next solution begins at the last one."""
-        self.share = share
+        self._share = share
         for row in self._times.values():
             self.program.set_most(row, self._most)
 
     @property
     def _most(self) -> float:
-        return self.share if self.limit else 0.0
+        return self._share if self.limit else 0.0
 
     def add_time(self, when: int) -> None:
         """Let no more be held at a time than fits."""

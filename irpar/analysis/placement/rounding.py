@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -11,7 +11,7 @@ import numpy as np
 
 from .graph import Assignment, PlacementGraph
 from .relaxation import Relaxation, Relaxed
-from .simulation import Simulator, worst_times
+from .simulation import Outcome, Simulator, worst_times
 from .terms import Terms
 
 _NEAR_LIMITS = (0.97, 1.03, 0.9)
@@ -21,6 +21,8 @@ _MOST_ROUNDS = 24
 _MOST_SHARES = 6
 """From which on units are on the device that are there in part: so many are tried of a solution."""
 _HALF = 0.5
+_TRIFLE = 2e-6
+"""Of a cost: what better assignments are not looked for. Bounds are that inexact."""
 _MOST_TIMES, _PARTS = 24, 256
 """Times that an assignment adds, where it holds most, and how many parts of all times they lie apart."""
 
@@ -31,15 +33,13 @@ class Rounded:
 
     Attributes:
         bound: nothing that fits costs less.
-        assignments: each once: some fit, others hold too much.
+        outcomes: of each assignment; some fit, others hold too much.
         times: when what is held was looked at.
-        cost: of the cheapest of them that fits; infinite where none does.
     """
 
-    bound: int = 0
-    assignments: list[Assignment] = field(default_factory=list)
+    bound: int
+    outcomes: dict[Assignment, Outcome] = field(default_factory=dict)
     times: list[int] = field(default_factory=list)
-    cost: float = math.inf
 
 
 def round_relaxations(
@@ -58,87 +58,103 @@ def round_relaxations(
     known = simulator.outcome(plain)
     relaxation = Relaxation(graph, limit, Terms(graph))
     relaxation.add_time(known.at)
-    search = _Search(relaxation, simulator, limit, end, latest, Rounded(known.cost, [], [known.at]))
-    search.run()
-    return search.found
+    found = Rounded(known.cost, times=[known.at])
+    _Search(relaxation, simulator, limit, found, simulator.outcome(simulator.smallest).cost).run(end, latest)
+    return found
 
 
 @dataclass
 class _Search:
+    """Linear programs of one graph.
+
+    Attributes:
+        relaxation: solves them.
+        simulator: of the graph.
+        limit: bytes on the device.
+        found: what they lead to.
+        best: what the cheapest assignment costs that fits.
+        fits: whether one of `found` does.
+    """
+
     relaxation: Relaxation
     simulator: Simulator
     limit: int
-    end: float
-    latest: float
     found: Rounded
+    best: int
+    fits: bool = False
 
-    def run(self) -> None:
-        """Solve the program of all assignments, those of other limits, and those of some assignments each."""
-        root = self._settled(is_root=True)
-        if root is None:
-            return
-        for share in _NEAR_LIMITS:
-            self.relaxation.set_share(share)
-            solved = self._solved()
-            if solved is None:
-                return
-            if math.isfinite(solved.bound):
-                self._round(solved)
-        self.relaxation.set_share(1)
-        self._branch(root)
+    def run(self, end: float, latest: float) -> None:
+        """Solve the program of all assignments, those of other limits, and those of some assignments each.
 
-    def _solved(self) -> Relaxed | None:
-        until = self.latest if math.isinf(self.found.cost) else self.end
-        return self.relaxation.solve(until - time.monotonic())
-
-    def _settled(self, *, is_root: bool = False) -> Relaxed | None:
-        """The cheapest, with all times looked at when its assignments hold too much; None where there is no time."""
+        Args:
+            end: when to stop.
+            latest: when to stop looking at more times where nothing fits yet.
+        """
+        root = None
         for _ in range(_MOST_ROUNDS):
-            solved = self._solved()
+            solved = self.relaxation.solve((end if self.fits else latest) - time.monotonic())
             if solved is None or math.isinf(solved.bound):
                 break
-            if is_root:
-                self.found.bound = max(self.found.bound, math.ceil(solved.bound))
-            late = self._round(solved).difference(self.relaxation.times)
-            if not late:
+            root = solved
+            self.found.bound = max(self.found.bound, math.ceil(root.bound))
+            if not self._look_at(self._round(root)):
                 break
-            for when in late:
-                self.relaxation.add_time(when)
-                self.found.times.append(when)
-        return solved
+        for share in _NEAR_LIMITS if root else ():
+            self.relaxation.set_share(share)
+            solved = self.relaxation.solve(end - time.monotonic())
+            if solved is not None and math.isfinite(solved.bound):
+                self._round(solved)
+        if root:
+            self.relaxation.set_share(1)
+            self._branch(root, end)
 
-    def _branch(self, root: Relaxed) -> None:
+    def _look_at(self, times: set[int]) -> bool:
+        """Let no more be held at some times than fits; returns whether one of them is new."""
+        late = times.difference(self.relaxation.times)
+        for when in late:
+            self.relaxation.add_time(when)
+        self.found.times += late
+        return bool(late)
+
+    def _branch(self, root: Relaxed, end: float) -> None:
         """Branch and bound (Land and Doig, 1960): what is on the device in part is there, or not; least bound first.
 
         Args:
             root: a solution in which no unit is fixed.
+            end: when to stop.
         """
         numbers = count()
         waiting: list[tuple[float, int, Relaxed, Mapping[int, bool]]] = [(root.bound, next(numbers), root, {})]
         stuck = math.inf
-        while waiting and waiting[0][0] < self.found.cost:
-            bound, _, solved, fixed = waiting[0]
-            unit = _most_in_part(solved, self.simulator)
-            if unit is None:
-                # What is left out of the program, or rounding, keeps this assignment from what it costs.
+        while waiting and self._may_be_better(waiting[0][0]) and time.monotonic() < end:
+            bound, _, solved, fixed = heappop(waiting)
+            unit = self._most_in_part(solved, fixed)
+            sides = [] if unit is None else [self._settled({**fixed, unit: side}, end) for side in (True, False)]
+            if not sides or None in sides:
+                # Also where rounding, or what is left out of the program, keeps an assignment from what it costs.
                 stuck = min(stuck, bound)
-                heappop(waiting)
-                continue
-            branches = []
-            for side in (True, False):
-                self.relaxation.fix({**fixed, unit: side})
-                below = self._settled()
-                if below is None:
-                    break
-                branches.append((max(bound, below.bound), next(numbers), below, {**fixed, unit: side}))
-            else:
-                heappop(waiting)
-                for each in branches:
-                    heappush(waiting, each)
-                continue
-            break
-        least = min(self.found.cost, stuck, waiting[0][0] if waiting else math.inf)
+            for side, below in zip((True, False), sides, strict=False):
+                if below is not None and unit is not None:
+                    heappush(waiting, (max(bound, below.bound), next(numbers), below, {**fixed, unit: side}))
+        least = min(self.best, stuck, waiting[0][0] if waiting else math.inf)
         self.found.bound = max(self.found.bound, math.ceil(least))
+
+    def _may_be_better(self, bound: float) -> bool:
+        """Whether something may cost less than the best by more than rounding."""
+        return bound < self.best * (1 - _TRIFLE) and math.ceil(bound) < self.best
+
+    def _settled(self, fixed: Mapping[int, bool], end: float) -> Relaxed | None:
+        """The cheapest where some units are fixed, with all times looked at when its assignments hold too much."""
+        self.relaxation.fix(fixed)
+        solved = None
+        for _ in range(_MOST_ROUNDS):
+            tried = self.relaxation.solve(end - time.monotonic())
+            if tried is None:
+                break
+            solved = tried
+            if not self._may_be_better(solved.bound) or not self._look_at(self._round(solved)):
+                break
+        return solved
 
     def _round(self, solved: Relaxed) -> set[int]:
         """Add the assignments of a solution; returns times at which these hold most, where they do not fit."""
@@ -146,23 +162,25 @@ class _Search:
         shares = np.unique(near[near > 0])
         if len(shares) > _MOST_SHARES:
             shares = np.quantile(shares, np.linspace(0, 1, _MOST_SHARES), method="nearest")
-        late = set()
+        late: set[int] = set()
         for share in dict.fromkeys((*shares.tolist(), _HALF)):
             there = self.simulator.tidied(near >= share)
-            if there not in self.found.assignments:
-                self.found.assignments.append(there)
-            held = self.simulator.held(there)
-            if held.max() <= self.limit:
-                self.found.cost = min(self.found.cost, self.simulator.outcome(there).cost)
-            late.update(worst_times(held, self.limit, _MOST_TIMES, _PARTS))
+            if there in self.found.outcomes:
+                continue
+            outcome = self.found.outcomes[there] = self.simulator.outcome(there)
+            if outcome.peak <= self.limit:
+                self.fits = True
+                self.best = min(self.best, outcome.cost)
+            else:
+                late.update(worst_times(self.simulator.held(there), self.limit, _MOST_TIMES, _PARTS))
         return late
 
-
-def _most_in_part(solved: Relaxed, simulator: Simulator) -> int | None:
-    """The unit that is on the device in part and for which it matters most where it is; None: there is none."""
-    near = np.round(solved.near, 6)
-    far = np.minimum(near, 1 - near)
-    if not far.any():
-        return None
-    saved, _ = simulator.worth
-    return int(np.argmax(far * (1 + np.abs(saved))))
+    def _most_in_part(self, solved: Relaxed, fixed: Collection[int]) -> int | None:
+        """The unit that is on the device in part and for which it matters most where it is; None: there is none."""
+        near = np.round(solved.near, 6)
+        far = np.minimum(near, 1 - near)
+        far[[*fixed]] = 0
+        if not far.any():
+            return None
+        saved, _ = self.simulator.worth
+        return int(np.argmax(far * (1 + np.abs(saved))))

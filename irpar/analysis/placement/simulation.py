@@ -129,14 +129,14 @@ class Simulator:
     @cached_property
     def least_held(self) -> Array:
         """The bytes that are on the device at least while a node of each unit runs, where the unit is there."""
-        times, count = self.graph.times + 1, len(self.graph.units)
-        made, reads = self._made != BEFORE, np.unique(self._reads, axis=0)
-        units = np.concatenate((reads[:, 2], self._unit[made]))
-        when = np.concatenate((reads[:, 1], self._made[made]))
-        nbytes = np.concatenate((self._made_bytes[reads[:, 0]], self._made_bytes[made]))
-        places, number = np.unique(units * times + when, return_inverse=True)
-        found = np.zeros(count, np.int64)
-        np.maximum.at(found, places // times, np.bincount(number, nbytes, len(places)).astype(np.int64))
+        made = self._made != BEFORE
+        numbers = np.arange(len(made))
+        touched = np.concatenate((self._reads, np.stack((numbers, self._made, self._unit), axis=1)[made]))
+        number, when, unit = np.unique(touched, axis=0).T
+        places, place = np.unique(unit * (self.graph.times + 1) + when, return_inverse=True)
+        held = np.bincount(place, self._made_bytes[number], len(places)).astype(np.int64)
+        found = np.zeros(len(self.graph.units), np.int64)
+        np.maximum.at(found, places // (self.graph.times + 1), held)
         return found
 
     @cached_property

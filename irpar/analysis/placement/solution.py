@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from itertools import product
 from typing import Literal
 
@@ -27,6 +28,8 @@ MOST_GROUPS = 400
 """That CP-SAT decides on, where units go together."""
 _FEW_ASSIGNMENTS = 12
 """That fit, the cheapest ones, are filled up."""
+_MOST_COMPARED = 32
+"""Assignments, those that hold nearest to the limit, say which units go together."""
 _LINEAR_SHARE, _FILL_SHARE = 0.6, 0.4
 """Of the time goes to linear programs, and of what is left to filling up."""
 _LATE_SHARE = 1.0
@@ -106,11 +109,15 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: Method = "aut
         raise NoRoomError(limit, least)
     too_large = simulator.least_held > limit
     graph = graph.pinned([False if never else None for never in too_large.tolist()])
+    wanted = simulator.tidied(cheapest(graph)) if too_large.any() else plain
+    outcome = simulator.outcome(wanted)
+    if outcome.peak <= limit:
+        return Placement(wanted, outcome, outcome.cost, plain, "cut")
     now = time.monotonic()
     rounded = round_relaxations(
-        graph, limit, simulator, plain, now + (end - now) * _LINEAR_SHARE, end + seconds * _LATE_SHARE
+        graph, limit, simulator, wanted, now + (end - now) * _LINEAR_SHARE, end + seconds * _LATE_SHARE
     )
-    found = _filled(limit, simulator, rounded, plain, end)
+    found = replace(_filled(limit, simulator, rounded, wanted, end), plain=plain)
     if method == "auto" and found.gap:
         return _packed(graph, limit, simulator, found, rounded, end)
     return found
@@ -118,7 +125,7 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: Method = "aut
 
 def _filled(limit: int, simulator: Simulator, rounded: Rounded, plain: Assignment, end: float) -> Placement:
     """The best of what linear programs led to, filled up."""
-    outcomes = {each: simulator.outcome(each) for each in (*rounded.assignments, simulator.smallest, plain)}
+    outcomes = rounded.outcomes | {each: simulator.outcome(each) for each in (simulator.smallest, plain)}
     fitting = sorted(
         (each for each, then in outcomes.items() if then.peak <= limit), key=lambda one: outcomes[one].cost
     )
@@ -151,7 +158,8 @@ def _packed(
 ) -> Placement:
     """What CP-SAT makes of it; what is known where that is no better."""
     is_whole = len(graph.units) <= FEW
-    others = sorted(rounded.assignments, key=lambda each: abs(simulator.outcome(each).peak - limit))
+    outcomes = rounded.outcomes
+    others = nsmallest(_MOST_COMPARED, outcomes, key=lambda each: abs(outcomes[each].peak - limit))
     numbers = list(range(len(graph.units))) if is_whole else _groups(simulator, (known.on_device, *others))
     count = max(numbers) + 1
     small = graph if is_whole else graph.merged(numbers, count)

@@ -98,10 +98,10 @@ def _before_updates(graph: Graph, of_value: Mapping[Value, int], least: float) -
         layers = _layers_read(node, of_value)
         if layers and not is_optimizer:
             continue
-        layer = next(iter(layers or _layers_made(node, found)), None)
-        large = [value for value in node.inputs if value.is_static and value_bytes(value) >= least]
-        made = [value for value in large if value.node is not None]
-        if layer is not None and (is_optimizer or len(made) == 1):
+        layers = layers or _layers_made(node, found)
+        made = [value for value in node.inputs if value.node and value.is_static and value_bytes(value) >= least]
+        if len(layers) == 1 and (is_optimizer or len(made) == 1):
+            (layer,) = layers
             found.update((value, layer if found.get(value, layer) == layer else None) for value in made)
     return found
 
