@@ -90,23 +90,17 @@ class _Search:
             end: when to stop.
             latest: when to stop looking at more times where nothing fits yet.
         """
-        root = None
-        for _ in range(_MOST_ROUNDS):
-            solved = self.relaxation.solve((end if self.fits else latest) - time.monotonic())
-            if solved is None or math.isinf(solved.bound):
-                break
-            root = solved
-            self.found.bound = max(self.found.bound, math.ceil(root.bound))
-            if not self._look_at(self._round(root)):
-                break
-        for share in _NEAR_LIMITS if root else ():
+        root = self._settled({}, end, latest)
+        if root is None or math.isinf(root.bound):
+            return
+        self.found.bound = max(self.found.bound, math.ceil(root.bound))
+        for share in _NEAR_LIMITS:
             self.relaxation.set_share(share)
             solved = self.relaxation.solve(end - time.monotonic())
             if solved is not None and math.isfinite(solved.bound):
                 self._round(solved)
-        if root:
-            self.relaxation.set_share(1)
-            self._branch(root, end)
+        self.relaxation.set_share(1)
+        self._branch(root, end)
 
     def _look_at(self, times: set[int]) -> bool:
         """Let no more be held at some times than fits; returns whether one of them is new."""
@@ -129,7 +123,7 @@ class _Search:
         while waiting and self._may_be_better(waiting[0][0]) and time.monotonic() < end:
             bound, _, solved, fixed = heappop(waiting)
             unit = self._most_in_part(solved, fixed)
-            sides = [] if unit is None else [self._settled({**fixed, unit: side}, end) for side in (True, False)]
+            sides = [] if unit is None else [self._settled({**fixed, unit: side}, end, end) for side in (True, False)]
             if not sides or None in sides:
                 # Also where rounding, or what is left out of the program, keeps an assignment from what it costs.
                 stuck = min(stuck, bound)
@@ -143,12 +137,12 @@ class _Search:
         """Whether something may cost less than the best by more than rounding."""
         return bound < self.best * (1 - _TRIFLE) and math.ceil(bound) < self.best
 
-    def _settled(self, fixed: Mapping[int, bool], end: float) -> Relaxed | None:
+    def _settled(self, fixed: Mapping[int, bool], end: float, latest: float) -> Relaxed | None:
         """The cheapest where some units are fixed, with all times looked at when its assignments hold too much."""
         self.relaxation.fix(fixed)
         solved = None
         for _ in range(_MOST_ROUNDS):
-            tried = self.relaxation.solve(end - time.monotonic())
+            tried = self.relaxation.solve((end if self.fits else latest) - time.monotonic())
             if tried is None:
                 break
             solved = tried

@@ -107,12 +107,13 @@ def solve(graph: PlacementGraph, limit: int | None = None, method: Method = "aut
     least = simulator.outcome(smallest).peak
     if least > limit:
         raise NoRoomError(limit, least)
-    too_large = simulator.least_held > limit
-    graph = graph.pinned([False if never else None for never in too_large.tolist()])
-    wanted = simulator.tidied(cheapest(graph)) if too_large.any() else plain
-    outcome = simulator.outcome(wanted)
-    if outcome.peak <= limit:
-        return Placement(wanted, outcome, outcome.cost, plain, "cut")
+    wanted, too_large = plain, simulator.least_held > limit
+    if too_large.any():
+        graph = graph.pinned([False if never else None for never in too_large.tolist()])
+        wanted = simulator.tidied(cheapest(graph))
+        outcome = simulator.outcome(wanted)
+        if outcome.peak <= limit:
+            return Placement(wanted, outcome, outcome.cost, plain, "cut")
     now = time.monotonic()
     rounded = round_relaxations(
         graph, limit, simulator, wanted, now + (end - now) * _LINEAR_SHARE, end + seconds * _LATE_SHARE
