@@ -25,8 +25,8 @@ class _Modules:
     """
 
     def __init__(self) -> None:
-        names = ("model", "model_parameters", "parameters", "result", "solution", "callback")
-        self.model, self.begin, self.parameters, self.result, self.solution, self.callback = (
+        names = ("model", "model_parameters", "model_update", "parameters", "result", "solution", "callback")
+        self.model, self.begin, self.update, self.parameters, self.result, self.solution, self.callback = (
             import_native(f"ortools.math_opt.{name}_pb2") for name in names
         )
         self.solver = import_native("ortools.math_opt.core.python.solver")
@@ -62,6 +62,13 @@ class LinearProgram:
         self._factors: list[float] = []
         self._basis: tuple[list[int], list[int]] | None = None
         """Of the last solution: the status of each variable and of each row that there were."""
+        self._solver: Any = None
+        """That knows the program as it was at the last solution."""
+        self._unit = 1.0
+        self._known = (0, 0, 0)
+        """How many variables, rows and factors it knows."""
+        self._changed: dict[int, None] = {}
+        """Rows whose bounds it does not know."""
 
     def variable(self, cost: float = 0.0, lower: float = 0.0, upper: float = 1.0) -> int:
         """A variable; returns its number."""
@@ -90,24 +97,18 @@ class LinearProgram:
             self._factors.append(entries[variable])
         return number
 
-    def set_bounds(self, variable: int, lower: float, upper: float) -> None:
-        """Change the bounds of a variable."""
-        self._lower[variable], self._upper[variable] = lower, upper
-
-    def set_most(self, row: int, most: float) -> None:
-        """Change the upper bound of a row."""
-        self._most[row] = most
+    def set_bounds(self, row: int, least: float, most: float) -> None:
+        """Change the bounds of a row."""
+        self._least[row], self._most[row] = least, most
+        self._changed[row] = None
 
     def solve(self, seconds: float) -> Solved | None:
         """The values for which all variables cost least; None where they are not found in time, or at all."""
         modules = _modules()
-        unit = max(map(abs, self._costs), default=0.0) or 1.0
+        self._tell(modules)
         parameters = modules.parameters.SolveParametersProto(lp_algorithm=modules.parameters.LP_ALGORITHM_DUAL_SIMPLEX)
         parameters.time_limit.FromTimedelta(timedelta(seconds=max(seconds, 0.0)))
-        found = modules.solver.solve(
-            self._written(modules.model.ModelProto(), unit),
-            modules.parameters.SOLVER_TYPE_GLOP,
-            modules.parameters.SolverInitializerProto(),
+        found = self._solver.solve(
             parameters,
             self._begin(modules),
             None,
@@ -125,7 +126,7 @@ class LinearProgram:
         of_variables = solution.primal_solution.variable_values
         values[list(of_variables.ids)] = list(of_variables.values)
         least = found.termination.objective_bounds.dual_bound
-        return Solved((least - max(1.0, abs(least)) * _TOLERANCE) * unit, values)
+        return Solved((least - max(1.0, abs(least)) * _TOLERANCE) * self._unit, values)
 
     def _begin(self, modules: _Modules) -> Any:
         """The basis of the last solution, and of what was added since: only new rows are broken then."""
@@ -144,25 +145,49 @@ class LinearProgram:
         basis.basic_dual_feasibility = status.SOLUTION_STATUS_UNDETERMINED
         return begin
 
-    def _written(self, model: Any, unit: float) -> Any:
-        """The program as OR-Tools reads it, costs divided by a unit."""
-        count, rows = len(self._costs), len(self._least)
-        variables, constraints, matrix = model.variables, model.linear_constraints, model.linear_constraint_matrix
-        variables.ids.extend(range(count))
-        variables.lower_bounds.extend(self._lower)
-        variables.upper_bounds.extend(self._upper)
+    def _tell(self, modules: _Modules) -> None:
+        """Let the solver know what was added or changed since the last solution."""
+        if self._solver is None:
+            self._unit = max(map(abs, self._costs), default=0.0) or 1.0
+            model = modules.model.ModelProto()
+            objective = model.objective.linear_coefficients
+            self._add(model.variables, model.linear_constraints, objective, model.linear_constraint_matrix)
+            self._solver = modules.solver.new(
+                modules.parameters.SOLVER_TYPE_GLOP, model, modules.parameters.SolverInitializerProto()
+            )
+        else:
+            update = modules.update.ModelUpdateProto()
+            rows = sorted(row for row in self._changed if row < self._known[1])
+            changed = update.linear_constraint_updates
+            for vector, bounds in ((changed.lower_bounds, self._least), (changed.upper_bounds, self._most)):
+                vector.ids.extend(rows)
+                vector.values.extend([bounds[row] for row in rows])
+            objective = update.objective_updates.linear_coefficients
+            self._add(
+                update.new_variables, update.new_linear_constraints, objective, update.linear_constraint_matrix_updates
+            )
+            self._solver.update(update)
+        self._changed.clear()
+        self._known = len(self._costs), len(self._least), len(self._factors)
+
+    def _add(self, variables: Any, constraints: Any, objective: Any, matrix: Any) -> None:
+        """Write what the solver does not know yet into messages, costs divided by a unit."""
+        variable, row, factor = self._known
+        count = len(self._costs) - variable
+        variables.ids.extend(range(variable, len(self._costs)))
+        variables.lower_bounds.extend(self._lower[variable:])
+        variables.upper_bounds.extend(self._upper[variable:])
         variables.integers.extend([False] * count)
-        costs = np.array(self._costs, float) / unit
+        costs = np.array(self._costs[variable:], float) / self._unit
         some = np.flatnonzero(costs)
-        model.objective.linear_coefficients.ids.extend(some.tolist())
-        model.objective.linear_coefficients.values.extend(costs[some].tolist())
-        constraints.ids.extend(range(rows))
-        constraints.lower_bounds.extend(self._least)
-        constraints.upper_bounds.extend(self._most)
-        matrix.row_ids.extend(self._rows)
-        matrix.column_ids.extend(self._columns)
-        matrix.coefficients.extend(self._factors)
-        return model
+        objective.ids.extend((some + variable).tolist())
+        objective.values.extend(costs[some].tolist())
+        constraints.ids.extend(range(row, len(self._least)))
+        constraints.lower_bounds.extend(self._least[row:])
+        constraints.upper_bounds.extend(self._most[row:])
+        matrix.row_ids.extend(self._rows[factor:])
+        matrix.column_ids.extend(self._columns[factor:])
+        matrix.coefficients.extend(self._factors[factor:])
 
 
 def _put(vector: Any, values: Sequence[int]) -> None:

@@ -1,12 +1,15 @@
 """Linear programs against what is known of them."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from random import Random
 
 import pytest
 
 from irpar.analysis.linear_program import LinearProgram
+from tests.budget import budget
 
 NODES = 4
 SECONDS = 60
@@ -58,12 +61,46 @@ def test_bounds_that_change() -> None:
     """The next solution begins at the last one, also where that does not fit any more."""
     program = LinearProgram()
     one, other = program.variable(-10), program.variable(-6)
-    row = program.row({one: 3, other: 3}, most=3)
+    row, alone = program.row({one: 3, other: 3}, most=3), program.row({one: 1})
     found = []
     for bounds, most in (((0, 1), 3), ((0, 0.5), 3), ((0, 0), 6), ((1, 1), 2), ((1, 1), 6)):
-        program.set_bounds(one, *bounds)
-        program.set_most(row, most)
+        program.set_bounds(alone, *bounds)
+        program.set_bounds(row, -math.inf, most)
         solved = program.solve(SECONDS)
         assert solved is not None
         found.append(solved.least)
     assert found == pytest.approx([-10, -8, -6, math.inf, -16], rel=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(budget(32, least=4)))
+def test_a_program_that_grows_is_solved_as_one_that_is_new(seed: int) -> None:
+    random = Random(f"grows {seed}")
+    grown = LinearProgram()
+    steps: list[Callable[[LinearProgram], object]] = []
+    variables = rows = 0
+    for _ in range(6):
+        new: list[Callable[[LinearProgram], object]] = []
+        for _ in range(random.randint(0, 3)):
+            new.append(partial(LinearProgram.variable, cost=random.randint(-9, 9), upper=random.randint(1, 3)))
+            variables += 1
+        for _ in range(random.randint(0, 2) if variables else 0):
+            terms = {random.randrange(variables): random.randint(-4, 4) for _ in range(3)}
+            new.append(partial(_add_row, terms=terms, most=random.randint(0, 6)))
+            rows += 1
+        for _ in range(random.randint(0, 2) if rows else 0):
+            row, least = random.randrange(rows), random.randint(-8, 0)
+            new.append(partial(LinearProgram.set_bounds, row=row, least=least, most=least + random.randint(0, 9)))
+        steps += new
+        for step in new:
+            step(grown)
+        fresh = LinearProgram()
+        for step in steps:
+            step(fresh)
+        one, other = grown.solve(SECONDS), fresh.solve(SECONDS)
+        assert one is not None
+        assert other is not None
+        assert one.least == pytest.approx(other.least, rel=1e-4, abs=1e-4)
+
+
+def _add_row(program: LinearProgram, terms: dict[int, float], most: float) -> None:
+    program.row(terms, most=most)

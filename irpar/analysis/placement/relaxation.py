@@ -14,6 +14,7 @@ Without the last three, half of one assignment with half of another would hold l
 any unit is left in part.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ from .cut import copies
 from .graph import PlacementGraph
 from .simulation import Array
 from .terms import Term, Terms
+
+Counts = Mapping[tuple[int, ...], tuple[int, int]]
+"""Of units how many of them are on the device at least, and at most."""
 
 _SMALL = 1e-4
 """Of the limit: of what is held at a time the smallest, so much together, is left out. That makes most of the rows."""
@@ -57,26 +61,27 @@ class Relaxation:
         self._either: dict[frozenset[int], int] = {}
         self._held: dict[Term, int] = {}
         self._on_host = sum(unit.host or 0 for unit in graph.units)
-        self._where = graph.fixed
-        self._fixed: Mapping[int, bool] = {}
-        for number, unit in enumerate(graph.units):
-            self.program.variable((unit.device or 0) - (unit.host or 0), *self._bounds(number))
+        self._counted: dict[tuple[int, ...], int] = {}
+        """Units to the row of how many of them are on the device."""
+        self._counts: Counts = {}
+        for unit, where in zip(graph.units, graph.fixed, strict=True):
+            bounds = (0, 1) if where is None else (int(where), int(where))
+            self.program.variable((unit.device or 0) - (unit.host or 0), *bounds)
         for number, readers, to_host, to_device in copies(graph):
             self._copies[number, readers] = (
                 self._copy(number, readers, to_host, is_to_host=True) if to_host else None,
                 self._copy(number, readers, to_device, is_to_host=False) if to_device else None,
             )
 
-    def _bounds(self, number: int) -> tuple[int, int]:
-        where = self._fixed.get(number, self._where[number])
-        return (0, 1) if where is None else (int(where), int(where))
-
-    def fix(self, units: Mapping[int, bool]) -> None:
-        """Let some units be on the device, or not, and those that were fixed before be as they are in the graph."""
-        changed = {*self._fixed, *units}
-        self._fixed = units
-        for number in changed:
-            self.program.set_bounds(number, *self._bounds(number))
+    def count(self, counts: Counts) -> None:
+        """Let so many of some units be on the device, and any number of those that were counted before."""
+        for units in dict.fromkeys((*self._counts, *counts)):
+            row = self._counted.get(units)
+            if row is None:
+                row = self._counted[units] = self.program.row(dict.fromkeys(units, 1.0))
+            least, most = counts.get(units, (0, len(units)))
+            self.program.set_bounds(row, least, most)
+        self._counts = counts
 
     def _copy(self, unit: int, readers: frozenset[int], cost: int, *, is_to_host: bool) -> int:
         copied = self.program.variable(cost)
@@ -101,7 +106,7 @@ class Relaxation:
         """Let a share of the limit be held, or more than it: the next solution begins at the last one."""
         self._share = share
         for row in self._times.values():
-            self.program.set_most(row, self._most)
+            self.program.set_bounds(row, -math.inf, self._most)
 
     @property
     def _most(self) -> float:

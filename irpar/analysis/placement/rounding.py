@@ -2,15 +2,13 @@
 
 import math
 import time
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import count
 
 import numpy as np
 
+from .branching import Branching
 from .graph import Assignment, PlacementGraph
-from .relaxation import Relaxation, Relaxed
+from .relaxation import Counts, Relaxation, Relaxed
 from .simulation import Outcome, Simulator, worst_times
 from .terms import Terms
 
@@ -90,7 +88,7 @@ class _Search:
             end: when to stop.
             latest: when to stop looking at more times where nothing fits yet.
         """
-        root = self._settled({}, end, latest)
+        root = self.settled({}, end, latest)
         if root is None or math.isinf(root.bound):
             return
         self.found.bound = max(self.found.bound, math.ceil(root.bound))
@@ -100,7 +98,8 @@ class _Search:
             if solved is not None and math.isfinite(solved.bound):
                 self._round(solved)
         self.relaxation.set_share(1)
-        self._branch(root, end)
+        bound = Branching(self, self.simulator, end).bound(root)
+        self.found.bound = max(self.found.bound, math.ceil(bound))
 
     def _look_at(self, times: set[int]) -> bool:
         """Let no more be held at some times than fits; returns whether one of them is new."""
@@ -110,43 +109,27 @@ class _Search:
         self.found.times += late
         return bool(late)
 
-    def _branch(self, root: Relaxed, end: float) -> None:
-        """Branch and bound (Land and Doig, 1960): what is on the device in part is there, or not; least bound first.
-
-        Args:
-            root: a solution in which no unit is fixed.
-            end: when to stop.
-        """
-        numbers = count()
-        waiting: list[tuple[float, int, Relaxed, Mapping[int, bool]]] = [(root.bound, next(numbers), root, {})]
-        stuck = math.inf
-        while waiting and self._may_be_better(waiting[0][0]) and time.monotonic() < end:
-            bound, _, solved, fixed = heappop(waiting)
-            unit = self._most_in_part(solved, fixed)
-            sides = [] if unit is None else [self._settled({**fixed, unit: side}, end, end) for side in (True, False)]
-            if not sides or None in sides:
-                # Also where rounding, or what is left out of the program, keeps an assignment from what it costs.
-                stuck = min(stuck, bound)
-            for side, below in zip((True, False), sides, strict=False):
-                if below is not None and unit is not None:
-                    heappush(waiting, (max(bound, below.bound), next(numbers), below, {**fixed, unit: side}))
-        least = min(self.best, stuck, waiting[0][0] if waiting else math.inf)
-        self.found.bound = max(self.found.bound, math.ceil(least))
-
-    def _may_be_better(self, bound: float) -> bool:
+    def may_be_better(self, bound: float) -> bool:
         """Whether something may cost less than the best by more than rounding."""
         return bound < self.best * (1 - _TRIFLE) and math.ceil(bound) < self.best
 
-    def _settled(self, fixed: Mapping[int, bool], end: float, latest: float) -> Relaxed | None:
-        """The cheapest where some units are fixed, with all times looked at when its assignments hold too much."""
-        self.relaxation.fix(fixed)
+    def settled(self, counts: Counts, end: float, latest: float | None = None) -> Relaxed | None:
+        """The cheapest with so many of some units, with all times looked at when its assignments hold too much.
+
+        Args:
+            counts: how many of which units are on the device.
+            end: when to stop.
+            latest: when to stop where nothing fits yet; None: at the end.
+        """
+        self.relaxation.count(counts)
         solved = None
         for _ in range(_MOST_ROUNDS):
-            tried = self.relaxation.solve((end if self.fits else latest) - time.monotonic())
+            until = end if self.fits or latest is None else latest
+            tried = self.relaxation.solve(until - time.monotonic())
             if tried is None:
                 break
             solved = tried
-            if not self._may_be_better(solved.bound) or not self._look_at(self._round(solved)):
+            if not self.may_be_better(solved.bound) or not self._look_at(self._round(solved)):
                 break
         return solved
 
@@ -168,13 +151,3 @@ class _Search:
             else:
                 late.update(worst_times(self.simulator.held(there), self.limit, _MOST_TIMES, _PARTS))
         return late
-
-    def _most_in_part(self, solved: Relaxed, fixed: Collection[int]) -> int | None:
-        """The unit that is on the device in part and for which it matters most where it is; None: there is none."""
-        near = np.round(solved.near, 6)
-        far = np.minimum(near, 1 - near)
-        far[[*fixed]] = 0
-        if not far.any():
-            return None
-        saved, _ = self.simulator.worth
-        return int(np.argmax(far * (1 + np.abs(saved))))

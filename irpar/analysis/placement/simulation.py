@@ -127,6 +127,25 @@ class Simulator:
         return saved, np.bincount(self._unit, self._bytes, len(saved))
 
     @cached_property
+    def alike(self) -> list[tuple[int, ...]]:
+        """Units that can stand for each other, as in equal layers: they cost and have as much, and so do neighbours."""
+        _, nbytes = self.worth
+        kinds: dict[tuple[int | None, int | None, float], int] = {}
+        own = [
+            kinds.setdefault((unit.host, unit.device, held), len(kinds))
+            for unit, held in zip(self.graph.units, nbytes.tolist(), strict=True)
+        ]
+        around: list[list[tuple[bool, int]]] = [[] for _ in own]
+        for one, other in self.edges.T.tolist():
+            around[one].append((True, own[other]))
+            around[other].append((False, own[one]))
+        found: dict[tuple[int, tuple[tuple[bool, int], ...]], list[int]] = {}
+        for number, where in enumerate(self.graph.fixed):
+            if where is None:
+                found.setdefault((own[number], tuple(sorted(around[number]))), []).append(number)
+        return [tuple(each) for each in found.values() if len(each) > 1]
+
+    @cached_property
     def least_held(self) -> Array:
         """The bytes that are on the device at least while a node of each unit runs, where the unit is there."""
         made = self._made != BEFORE

@@ -30,7 +30,7 @@ _FEW_ASSIGNMENTS = 12
 """That fit, the cheapest ones, are filled up."""
 _MOST_COMPARED = 32
 """Assignments, those that hold nearest to the limit, say which units go together."""
-_LINEAR_SHARE, _FILL_SHARE = 0.6, 0.4
+_LINEAR_SHARE, _FILL_SHARE = 0.75, 0.4
 """Of the time goes to linear programs, and of what is left to filling up."""
 _LATE_SHARE = 1.0
 """So much of the time more is spent on linear programs where these have led to nothing that fits."""
