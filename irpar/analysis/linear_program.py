@@ -14,7 +14,7 @@ from irpar.process import import_native
 Array = np.ndarray[Any, Any]
 
 _TOLERANCE = 1e-6
-"""Of what something costs, or of the largest cost of a variable: how far rounding may lead."""
+"""Of what something costs, or of the unit of costs: how far rounding may lead."""
 
 
 class _Modules:
@@ -65,9 +65,10 @@ class LinearProgram:
         self._solver: Any = None
         """That knows the program as it was at the last solution."""
         self._unit = 1.0
+        """Of costs, the largest that there was at the first solution."""
         self._known = (0, 0, 0)
         """How many variables, rows and factors it knows."""
-        self._changed: dict[int, None] = {}
+        self._changed: set[int] = set()
         """Rows whose bounds it does not know."""
 
     def variable(self, cost: float = 0.0, lower: float = 0.0, upper: float = 1.0) -> int:
@@ -100,14 +101,16 @@ class LinearProgram:
     def set_bounds(self, row: int, least: float, most: float) -> None:
         """Change the bounds of a row."""
         self._least[row], self._most[row] = least, most
-        self._changed[row] = None
+        self._changed.add(row)
 
     def solve(self, seconds: float) -> Solved | None:
         """The values for which all variables cost least; None where they are not found in time, or at all."""
+        if seconds <= 0:
+            return None
         modules = _modules()
         self._tell(modules)
         parameters = modules.parameters.SolveParametersProto(lp_algorithm=modules.parameters.LP_ALGORITHM_DUAL_SIMPLEX)
-        parameters.time_limit.FromTimedelta(timedelta(seconds=max(seconds, 0.0)))
+        parameters.time_limit.FromTimedelta(timedelta(seconds=seconds))
         found = self._solver.solve(
             parameters,
             self._begin(modules),
@@ -166,7 +169,9 @@ class LinearProgram:
             self._add(
                 update.new_variables, update.new_linear_constraints, objective, update.linear_constraint_matrix_updates
             )
-            self._solver.update(update)
+            if not self._solver.update(update):  # It knows no such change: another one begins.
+                self._solver, self._known = None, (0, 0, 0)
+                self._tell(modules)
         self._changed.clear()
         self._known = len(self._costs), len(self._least), len(self._factors)
 

@@ -93,6 +93,8 @@ def test_a_program_that_grows_is_solved_as_one_that_is_new(seed: int) -> None:
         steps += new
         for step in new:
             step(grown)
+        if random.random() < 0.3:
+            assert grown.solve(1e-9) is None  # There was no time.
         fresh = LinearProgram()
         for step in steps:
             step(fresh)

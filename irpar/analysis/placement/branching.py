@@ -1,13 +1,16 @@
 """Branch and bound (Land and Doig, 1960) on linear programs, in which units are on the device in part.
 
-Equal layers have many units that can stand for each other: whether one of them is on the device changes nothing, as
-another is there instead. So what is decided is how many of such units are. Of what can be decided next that is chosen
-which raises the bounds of both sides most (strong branching, and from then on what was seen there: Achterberg, Koch and
-Martin, Branching rules revisited, 2005).
+Equal layers have many units that can stand for each other: with one of them on the device, or not, nothing costs more,
+as another is there instead. So what is decided is how many of them are. Where a solution that costs 100 has 9.4 of 24
+updates on the device, there are at most 9 of them, or at least 10: two programs, whose solutions cost 101 and 104, say.
+Nothing then costs less than 101, and the first of them is the next to be decided on. Of what can be decided that is
+chosen which raises the bounds of both sides most (strong branching, and from then on what was seen there: Achterberg,
+Koch and Martin, Branching rules revisited, 2005).
 """
 
 import math
 import time
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple, Protocol
@@ -18,12 +21,13 @@ from .relaxation import Counts, Relaxed
 from .simulation import Simulator
 
 _MOST_TRIED, _TRIED_SHARE = 3, 0.1
-"""So many are tried at once, of those that decide on so much of what the one does that decides on most."""
+"""At a node so many choices are tried at most, each of at least that share of the largest weight."""
 _NEAR_SHARE = 0.25
-"""Of what is between a bound and the best assignment: so much higher bounds are followed at once."""
-_DIVE_SHARE = 0.6
-"""Of the time, after which one solution is followed to its end, for an assignment that costs little."""
-_HALF = 0.5
+"""A side is near if its bound is in this part, the lowest, of what is between another bound and the best cost."""
+_DIVE_AT, _DIVE_SHARE = 0.6, 0.4
+"""After so much of the time one solution is followed to its end, for so much of what is left."""
+_WHOLE = 1e-5
+"""What is nearer to a whole number is one, for solutions are not exact."""
 
 
 class Programs(Protocol):
@@ -33,14 +37,21 @@ class Programs(Protocol):
     """What the cheapest assignment costs that fits."""
 
     def settled(self, counts: Counts, end: float) -> Relaxed | None:
-        """The cheapest with so many of some units; None where the time is over."""
+        """The cheapest with so many of some units; None where that is not found in time, or at all."""
 
     def may_be_better(self, bound: float) -> bool:
         """Whether something may cost less than the best by more than rounding."""
 
 
-class _Open(NamedTuple):
-    """A solution that is not decided on in all: `counts` are those of which it is one."""
+class _Node(NamedTuple):
+    """A node of the search.
+
+    Attributes:
+        bound: nothing below it costs less.
+        number: of no other node.
+        solved: the solution of its program.
+        counts: how many of which units are on the device there.
+    """
 
     bound: float
     number: int
@@ -49,12 +60,13 @@ class _Open(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """Units of which there are so many on the device, and a part of one.
+    """Units of which there is a part too much, or too little, on the device.
 
     Attributes:
-        weight: of how many bytes it decides.
-        units: it.
-        part: of one.
+        weight: bytes of one of them times how far they are from a whole number. Of a single unit that is divided by
+            the number of those that are alike, for another can be there instead.
+        units: their numbers.
+        part: that is above a whole number.
         fewer, more: the two sides.
     """
 
@@ -65,27 +77,36 @@ class _Choice(NamedTuple):
     more: Counts
 
 
+class _Rises(NamedTuple):
+    """How far bounds rose for a whole unit fewer and for one more: the sums of several times."""
+
+    times: int = 0
+    fewer: float = 0.0
+    more: float = 0.0
+
+
 class Branching:
     """Branch and bound from one solution on.
 
     Args:
         programs: solves what is to be solved.
         simulator: of the graph.
-        end: when to stop.
+        fixed: of each unit whether it is on the device; None where that is to be decided.
+        end: when to stop, by `time.monotonic`.
     """
 
-    def __init__(self, programs: Programs, simulator: Simulator, end: float) -> None:
+    def __init__(self, programs: Programs, simulator: Simulator, fixed: Sequence[bool | None], end: float) -> None:
         self._programs, self._end = programs, end
         now = time.monotonic()
-        self._dive_at = now + _DIVE_SHARE * (end - now)
+        self._dive_at = now + _DIVE_AT * (end - now)
         self._numbers = count()
-        self._alike = simulator.alike
+        free = [[unit for unit in units if fixed[unit] is None] for units in simulator.alike]
+        self._alike = [tuple(units) for units in free if len(units) > 1]
         _, self._bytes = simulator.worth
-        self._others = np.ones(len(self._bytes))
+        self._number_alike = np.ones(len(self._bytes))
         for units in self._alike:
-            self._others[list(units)] = len(units)
-        self._rises: dict[tuple[int, ...], tuple[float, float]] = {}
-        """How far the bound rose for a whole unit fewer, and for one more."""
+            self._number_alike[list(units)] = len(units)
+        self._rises: dict[tuple[int, ...], _Rises] = {}
 
     def bound(self, root: Relaxed) -> float:
         """What no assignment that fits costs less than; better ones than the best go to the programs.
@@ -93,92 +114,109 @@ class Branching:
         Args:
             root: a solution in which no units are counted.
         """
-        waiting = [_Open(root.bound, next(self._numbers), root, {})]
-        stuck = math.inf
+        waiting = [_Node(root.bound, next(self._numbers), root, {})]
+        given_up = math.inf
+        """The lowest bound of what could not be decided on: there was no time, or what is left out of the program, or
+        rounding, keeps its assignment from what it costs."""
         while waiting and self._programs.may_be_better(waiting[0].bound) and time.monotonic() < self._end:
-            here: _Open | None = heappop(waiting)
-            while here is not None:
-                self._dive_once(here)
-                sides = self._sides(here)
-                if not sides:
-                    # Also where rounding, or what is left out of the program, keeps an assignment from what it costs.
-                    stuck = min(stuck, here.bound)
+            node: _Node | None = heappop(waiting)
+            while node is not None:
+                if self._has_dived(node) and not self._programs.may_be_better(node.bound):
+                    heappush(waiting, node)
                     break
-                lowest = min(here.bound, stuck, waiting[0].bound if waiting else math.inf)
+                sides = self._sides(node)
+                if not sides:
+                    given_up = min(given_up, node.bound)
+                    break
+                lowest = min(node.bound, given_up, waiting[0].bound if waiting else math.inf)
                 nearer, farther = sorted(sides)
                 heappush(waiting, farther)
                 is_followed = self._is_near(nearer.bound, lowest) and self._programs.may_be_better(nearer.bound)
-                here = nearer if is_followed else None
-                if here is None:
+                node = nearer if is_followed else None
+                if node is None:
                     heappush(waiting, nearer)
-        return min(self._programs.best, stuck, waiting[0].bound if waiting else math.inf)
+        return min(self._programs.best, given_up, waiting[0].bound if waiting else math.inf)
 
-    def _is_near(self, bound: float, lowest: float) -> bool:
-        return bound <= lowest + _NEAR_SHARE * (self._programs.best - lowest)
+    def _is_near(self, bound: float, other: float) -> bool:
+        return bound <= other + _NEAR_SHARE * (self._programs.best - other)
 
-    def _sides(self, here: _Open) -> list[_Open]:
-        """The two sides of the choice that raises the bound most; empty where there is none, or no time is left."""
-        choices = self._choices(here)
-        known: dict[tuple[int, ...], list[_Open]] = {}
+    def _sides(self, node: _Node) -> list[_Node]:
+        """The two sides of the choice that raises bounds most; empty where there is no choice, or no time."""
+        choices = self._choices(node)
+        known: dict[tuple[int, ...], list[_Node]] = {}
         new = [each for each in choices if each.units not in self._rises]
         for each in [each for each in new if each.weight > _TRIED_SHARE * choices[0].weight][:_MOST_TRIED]:
-            sides = known[each.units] = self._both(here, each)
+            sides = self._both(node, each)
             if not sides:
-                return []
-            fewer, more = (min(side.bound, self._programs.best) - here.bound for side in sides)
-            self._rises[each.units] = fewer / each.part, more / (1 - each.part)
-        choices = [each for each in choices if each.units in self._rises]
-        if not choices:
+                break
+            known[each.units] = sides
+        chosen = max((each for each in choices if each.units in self._rises), key=self._score, default=None)
+        if chosen is None:
             return []
-        chosen = max(choices, key=self._rise)
-        return known.get(chosen.units) or self._both(here, chosen)
+        return (
+            known.get(chosen.units)
+            or self._both(node, chosen)
+            or max(known.values(), key=lambda sides: min(side.bound for side in sides), default=[])
+        )
 
-    def _rise(self, choice: _Choice) -> float:
-        """How far both bounds will rise, as they did before."""
-        fewer, more = self._rises[choice.units]
-        return max(fewer * choice.part, 1.0) * max(more * (1 - choice.part), 1.0)
+    def _score(self, choice: _Choice) -> float:
+        """The product of how far the bounds of both sides rise, as they did before."""
+        times, fewer, more = self._rises[choice.units]
+        return max(fewer / times * choice.part, 1.0) * max(more / times * (1 - choice.part), 1.0)
 
-    def _both(self, here: _Open, choice: _Choice) -> list[_Open]:
-        """With fewer, and with more; empty where the time is over."""
-        sides = [self._below(here, side) for side in (choice.fewer, choice.more)]
-        found = [side for side in sides if side is not None]
-        return found if len(found) == len(sides) else []
+    def _both(self, node: _Node, choice: _Choice) -> list[_Node]:
+        """With fewer, and with more; empty where one of them is not solved. Notes how far bounds rise."""
+        fewer = self._below(node, choice.fewer, self._end)
+        more = fewer and self._below(node, choice.more, self._end)
+        if fewer is None or more is None:
+            return []
+        down, up = (min(side.bound, self._programs.best) - node.bound for side in (fewer, more))
+        known = self._rises.get(choice.units, _Rises())
+        self._rises[choice.units] = _Rises(
+            known.times + 1, known.fewer + down / choice.part, known.more + up / (1 - choice.part)
+        )
+        return [fewer, more]
 
-    def _below(self, here: _Open, side: Counts) -> _Open | None:
-        counts = {**here.counts, **side}
-        solved = self._programs.settled(counts, self._end)
-        return None if solved is None else _Open(max(here.bound, solved.bound), next(self._numbers), solved, counts)
+    def _below(self, node: _Node, side: Counts, end: float) -> _Node | None:
+        counts = {**node.counts, **side}
+        solved = self._programs.settled(counts, end)
+        return None if solved is None else _Node(max(node.bound, solved.bound), next(self._numbers), solved, counts)
 
-    def _choices(self, here: _Open) -> list[_Choice]:
-        """What is to be decided, that of most bytes first; one unit of several that are alike decides on little."""
-        near = np.round(here.solved.near, 6)
+    def _choices(self, node: _Node) -> list[_Choice]:
+        """What can be decided at a node, that of most weight first."""
+        near = node.solved.near
+        alone = np.flatnonzero(np.minimum(near, 1 - near) > _WHOLE).tolist()
         found = []
-        for units in (*self._alike, *((unit,) for unit in np.flatnonzero(near % 1).tolist())):
-            there = round(float(near[list(units)].sum()), 6)
+        for units in (*self._alike, *((unit,) for unit in alone)):
+            there = float(near[list(units)].sum())
             below = math.floor(there)
             part = there - below
-            lower, upper = here.counts.get(units, (0, len(units)))
-            if part and lower <= below and below + 1 <= upper:
+            lower, upper = node.counts.get(units, (0, len(units)))
+            if min(part, 1 - part) > _WHOLE and lower <= below and below + 1 <= upper:
                 weight = min(part, 1 - part) * (1 + self._bytes[units[0]])
-                weight /= self._others[units[0]] if len(units) == 1 else 1
+                if len(units) == 1:
+                    weight /= self._number_alike[units[0]]
                 found.append(_Choice(weight, units, part, {units: (lower, below)}, {units: (below + 1, upper)}))
         return sorted(found, key=lambda each: -each.weight)
 
-    def _dive_once(self, here: _Open) -> None:
-        """Once enough is known: decide on what decides on most, the nearer side, until nothing is to be decided."""
-        if time.monotonic() < self._dive_at:
-            return
+    def _has_dived(self, node: _Node) -> bool:
+        """Once, late in the search: decide on what weighs most, again and again, to find what costs little."""
+        now = time.monotonic()
+        if now < self._dive_at:
+            return False
         self._dive_at = math.inf
-        deepest: _Open | None = here
+        end = now + _DIVE_SHARE * (self._end - now)
+        deepest: _Node | None = node
         while deepest is not None and self._programs.may_be_better(deepest.bound):
             choices = self._choices(deepest)
-            deepest = self._nearer(deepest, choices[0]) if choices else None
+            deepest = self._nearer(deepest, choices[0], end) if choices else None
+        return True
 
-    def _nearer(self, here: _Open, choice: _Choice) -> _Open | None:
-        """The side that a solution is nearer to; the other one where that costs much, and this less."""
-        sides = (choice.more, choice.fewer) if choice.part > _HALF else (choice.fewer, choice.more)
-        one = self._below(here, sides[0])
-        if one is None or self._is_near(one.bound, here.bound):
+    def _nearer(self, node: _Node, choice: _Choice, end: float) -> _Node | None:
+        """The side that a solution is nearer to; where its bound is not near, that of the lower bound."""
+        sides = (choice.more, choice.fewer) if choice.part > 0.5 else (choice.fewer, choice.more)
+        one = self._below(node, sides[0], end)
+        if one is None or self._is_near(one.bound, node.bound):
             return one
-        other = self._below(here, sides[1])
+        other = self._below(node, sides[1], end)
         return one if other is None else min(one, other)

@@ -95,7 +95,7 @@ class Relaxation:
         solved = self.program.solve(seconds)
         if solved is None:
             return None
-        return Relaxed(solved.least + self._on_host, solved.values[: len(self.graph.units)])
+        return Relaxed(solved.least + self._on_host, solved.values[: len(self.graph.units)].copy())
 
     @property
     def times(self) -> Collection[int]:

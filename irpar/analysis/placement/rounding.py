@@ -98,7 +98,7 @@ class _Search:
             if solved is not None and math.isfinite(solved.bound):
                 self._round(solved)
         self.relaxation.set_share(1)
-        bound = Branching(self, self.simulator, end).bound(root)
+        bound = Branching(self, self.simulator, self.relaxation.graph.fixed, end).bound(root)
         self.found.bound = max(self.found.bound, math.ceil(bound))
 
     def _look_at(self, times: set[int]) -> bool:

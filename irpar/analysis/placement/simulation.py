@@ -128,7 +128,10 @@ class Simulator:
 
     @cached_property
     def alike(self) -> list[tuple[int, ...]]:
-        """Units that can stand for each other, as in equal layers: they cost and have as much, and so do neighbours."""
+        """Units that may stand for each other, as in equal layers: they cost and have as much, and so do neighbours.
+
+        A guess that costs little: what they read and when is not compared.
+        """
         _, nbytes = self.worth
         kinds: dict[tuple[int | None, int | None, float], int] = {}
         own = [

@@ -1,5 +1,6 @@
 """Random placement graphs, and all their assignments by the definition."""
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -36,6 +37,23 @@ def random_graph(random: Random, nodes: int) -> PlacementGraph:
                 PlacedValue(new.name, state.nbytes, number, number, new.reads, BEFORE, 1, new.to_device, True),
             ]
     return PlacementGraph(tuple(units), tuple(values), nodes)
+
+
+def layered_graph(random: Random, layers: int) -> PlacementGraph:
+    """Equal layers of three units: a node whose result its update reads, last layer first, and the state of that."""
+    result, state = random.randint(3, 10), random.randint(3, 10)
+    node, update = (Unit("", random.randint(3, 10), random.randint(3, 10)) for _ in range(2))
+    to_host, to_device = random.randint(0, 10), random.randint(0, 10)
+    units, values, times = [], [], 3 * layers
+    for layer in range(layers):
+        first, late = 3 * layer, times - 1 - 2 * layer
+        units += [replace(node, name=f"n{layer}"), replace(update, name=f"u{layer}"), Unit(f"h{layer}")]
+        reads = ((layer + 1, first + 3), (late, first + 1)) if layer + 1 < layers else ((late, first + 1),)
+        values += [
+            PlacedValue(f"v{layer}", result, first, layer, reads, BEFORE, to_host, to_device),
+            PlacedValue(f"s{layer}", state, first + 2, BEFORE, ((late, first + 1),), times, to_device, to_device),
+        ]
+    return PlacementGraph(tuple(units), tuple(values), times)
 
 
 def _costs(random: Random) -> tuple[int | None, int | None]:

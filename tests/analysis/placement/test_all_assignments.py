@@ -11,7 +11,7 @@ from irpar.analysis.placement.graph import PlacedValue, PlacementGraph, Unit
 from irpar.analysis.placement.simulation import Simulator
 from tests.budget import budget
 
-from .graphs import all_outcomes, random_graph
+from .graphs import all_outcomes, layered_graph, random_graph
 
 GRAPHS = 500
 MOST_NODES = 12
@@ -32,8 +32,24 @@ def test_nothing_that_fits_costs_less_in_many_graphs(seed: int) -> None:
     _check(Random(f"many {seed}"), MOST_NODES)
 
 
+@pytest.mark.parametrize("seed", range(budget(200, least=20)))
+def test_nothing_that_fits_costs_less_in_equal_layers(seed: int) -> None:
+    """How many of the units that are alike are on the device is decided, not which of them."""
+    random = Random(f"layers {seed}")
+    _check_all(layered_graph(random, random.randint(2, 5)))
+
+
+def test_units_of_equal_layers_are_alike() -> None:
+    found = {frozenset(units) for units in Simulator(layered_graph(Random(0), 5)).alike}
+    # The last node has no other behind it, and the first none before it.
+    assert found == {frozenset({3, 6, 9}), frozenset({1, 4, 7, 10, 13}), frozenset({2, 5, 8, 11, 14})}
+
+
 def _check(random: Random, most_nodes: int) -> None:
-    graph = random_graph(random, random.randint(1, most_nodes))
+    _check_all(random_graph(random, random.randint(1, most_nodes)))
+
+
+def _check_all(graph: PlacementGraph) -> None:
     cost, peak = all_outcomes(graph)
     plain = solve(graph)
     assert (plain.outcome.cost, plain.proven) == (cost.min(), True)
