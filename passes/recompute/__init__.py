@@ -1,7 +1,7 @@
 """recompute: results that are computed again rather than held, so that ranks hold less."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,8 +26,8 @@ from irpar.units import bytes_text, count_text, gigabytes, gigabytes_option
 
 __all__ = ["Recompute"]
 
-_NEAR = 1.1
-"""Of a budget: where so much is held at least by what was found, the least that can be had may fit."""
+_NEAR = 1.05
+"""Of the least that was found: up to so much is asked for instead where that is found again in more time."""
 _LITTLE = 0.1
 """Of the peak: so much should be lowered by what takes time."""
 
@@ -201,24 +201,45 @@ class Recompute(Pass):
         def held_by(found: FoundSchedules) -> int:
             return max(_peak_after(graph, found.schedules) for graph in graphs)
 
-        tried = search_within(budget, end, search, held_by)
-        found, held = tried
+        found, held = search_within(budget, end, search, held_by)
         if found is not None:
             return found
-        least = min(least, held)
-        if least <= _NEAR * budget:
-            # A search for less than can be had, which is for what holds least, may find what fits.
-            smallest, _ = search(0, max(LEAST_SECONDS, end - time.monotonic()))
-            held = held_by(smallest)
-            if held <= budget:
-                return smallest
-            least = min(least, held)
-        option = f"--memory-budget-gb {gigabytes_option(least)} (budget-gb of the pass)"
+        smallest, again = _least_again(lambda seconds: search(0, seconds)[0], held_by, budget, end)
+        if again <= budget:
+            return smallest
+        least = min(least, held, again)
+        asked = again if again <= _NEAR * least else least
+        option = f"--memory-budget-gb {gigabytes_option(asked)} (budget-gb of the pass)"
         raise RecomputeError(
             f"no schedule was found after which ranks hold at most {budget:,} bytes ({bytes_text(budget)})",
             notes=(f"the least that was found holds {least:,} bytes ({bytes_text(least)})",),
-            do=f"give a budget of at least {least:,} bytes, {option}, or more seconds to search",
+            do=f"give a budget of at least {asked:,} bytes, {option}, or more seconds to search",
         )
+
+
+def _least_again(
+    search: Callable[[float], FoundSchedules], held_by: Callable[[FoundSchedules], int], budget: int, end: float
+) -> tuple[FoundSchedules, int]:
+    """What holds least, of searches in twice the seconds each time; the first one that fits a budget.
+
+    With more time there are more of them, and the first ones are the same: so what one finds, and a user is told, is
+    found again. One long search may find less than a short one.
+
+    Args:
+        search: finds what holds little in so many seconds.
+        held_by: what that holds.
+        budget: bytes.
+        end: when to stop, by `time.monotonic`; one search there is in any case.
+    """
+    seconds = LEAST_SECONDS
+    found = search(seconds)
+    least = held_by(found)
+    while least > budget and time.monotonic() + 2 * seconds <= end:
+        seconds *= 2
+        tried = search(seconds)
+        if held_by(tried) < least:
+            found, least = tried, held_by(tried)
+    return found, least
 
 
 def _names(module: Module) -> dict[str, None]:
