@@ -201,7 +201,8 @@ class Recompute(Pass):
         def held_by(found: FoundSchedules) -> int:
             return max(_peak_after(graph, found.schedules) for graph in graphs)
 
-        found, held = search_within(budget, end, search, held_by)
+        tried = search_within(budget, end, search, held_by)
+        found, held = tried
         if found is not None:
             return found
         smallest, again = _least_again(lambda seconds: search(0, seconds)[0], held_by, budget, end)
