@@ -238,8 +238,9 @@ def _least_again(
     while least > budget and time.monotonic() + 2 * seconds <= end:
         seconds *= 2
         tried = search(seconds)
-        if held_by(tried) < least:
-            found, least = tried, held_by(tried)
+        held = held_by(tried)
+        if held < least:
+            found, least = tried, held
     return found, least
 
 

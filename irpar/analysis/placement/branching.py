@@ -121,7 +121,8 @@ class Branching:
         while waiting and self._programs.may_be_better(waiting[0].bound) and time.monotonic() < self._end:
             node: _Node | None = heappop(waiting)
             while node is not None:
-                if self._has_dived(node) and not self._programs.may_be_better(node.bound):
+                self._dive_once(node)
+                if not self._programs.may_be_better(node.bound):
                     heappush(waiting, node)
                     break
                 sides = self._sides(node)
@@ -131,8 +132,7 @@ class Branching:
                 lowest = min(node.bound, given_up, waiting[0].bound if waiting else math.inf)
                 nearer, farther = sorted(sides)
                 heappush(waiting, farther)
-                is_followed = self._is_near(nearer.bound, lowest) and self._programs.may_be_better(nearer.bound)
-                node = nearer if is_followed else None
+                node = nearer if self._is_near(nearer.bound, lowest) else None
                 if node is None:
                     heappush(waiting, nearer)
         return min(self._programs.best, given_up, waiting[0].bound if waiting else math.inf)
@@ -199,18 +199,17 @@ class Branching:
                 found.append(_Choice(weight, units, part, {units: (lower, below)}, {units: (below + 1, upper)}))
         return sorted(found, key=lambda each: -each.weight)
 
-    def _has_dived(self, node: _Node) -> bool:
+    def _dive_once(self, node: _Node) -> None:
         """Once, late in the search: decide on what weighs most, again and again, to find what costs little."""
         now = time.monotonic()
         if now < self._dive_at:
-            return False
+            return
         self._dive_at = math.inf
         end = now + _DIVE_SHARE * (self._end - now)
         deepest: _Node | None = node
         while deepest is not None and self._programs.may_be_better(deepest.bound):
             choices = self._choices(deepest)
             deepest = self._nearer(deepest, choices[0], end) if choices else None
-        return True
 
     def _nearer(self, node: _Node, choice: _Choice, end: float) -> _Node | None:
         """The side that a solution is nearer to; where its bound is not near, that of the lower bound."""

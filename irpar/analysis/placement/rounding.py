@@ -113,19 +113,18 @@ class _Search:
         """Whether something may cost less than the best by more than rounding."""
         return bound < self.best * (1 - _TRIFLE) and math.ceil(bound) < self.best
 
-    def settled(self, counts: Counts, end: float, latest: float | None = None) -> Relaxed | None:
+    def settled(self, counts: Counts, end: float, latest: float = 0.0) -> Relaxed | None:
         """The cheapest with so many of some units, with all times looked at when its assignments hold too much.
 
         Args:
             counts: how many of which units are on the device.
             end: when to stop.
-            latest: when to stop where nothing fits yet; None: at the end.
+            latest: when to stop where nothing fits yet, if that is later.
         """
         self.relaxation.count(counts)
         solved = None
         for _ in range(_MOST_ROUNDS):
-            until = end if self.fits or latest is None else latest
-            tried = self.relaxation.solve(until - time.monotonic())
+            tried = self.relaxation.solve((end if self.fits else max(end, latest)) - time.monotonic())
             if tried is None:
                 break
             solved = tried
