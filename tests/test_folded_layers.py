@@ -7,6 +7,10 @@ import pytest
 
 import irpar
 from irpar import models
+from irpar.analysis.completion.flow import Flow
+from irpar.analysis.completion.fused_moves import saved_together
+from irpar.analysis.completion.moves import placements_of
+from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.layers.chain import LEAST_COUNT, find_chain
 from irpar.analysis.layers.fold import folded_module
 from irpar.analysis.layers.units import NotAlike
@@ -192,10 +196,62 @@ def test_builders_give_the_same(family, mesh):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gpt", "llama", "bert", "vit", "t5"])
-def test_builders_give_the_same_where_seconds_count(family):
-    """What is sent at once may decide there, which a few layers do not tell of many."""
-    assert check_same(built(family, 24), "dp=2,tp=2", network="h100-nvlink-ib")
+@pytest.mark.parametrize("network", ["h100-nvlink-ib", "a100-pcie"])
+@pytest.mark.parametrize("family", ["gpt", "llama", "bert", "vit", "t5", "moe"])
+def test_builders_give_the_same_where_seconds_count(family, network):
+    (note,) = check_same(built(family, 24), "dp=2,tp=2", network=network)
+    assert ALIKE in note
+
+
+def wide_chain(count=COUNT):
+    """Layers of two products that read the same, whose sums can be sent at once; their weights are cut in rows."""
+    lines = [
+        f'%{w}{n} = constant : f32[512, 512] data("{w}{n}", 0, 1048576) from "l.{n}.{w}"'
+        for n in range(count)
+        for w in "uv"
+    ]
+    for n in range(count):
+        before = f"h{n - 1}" if n else "x"
+        lines += [
+            f'%p{n} = MatMul(%{before}, %u{n}) : f32[8, 512] from "/l.{n}/p"',
+            f'%q{n} = MatMul(%{before}, %v{n}) : f32[8, 512] from "/l.{n}/q"',
+            f'%r{n} = Relu(%p{n}) : f32[8, 512] from "/l.{n}/relu"',
+            f'%t{n} = Tanh(%q{n}) : f32[8, 512] from "/l.{n}/tanh"',
+            f'%h{n} = Add(%r{n}, %t{n}) : f32[8, 512] from "/l.{n}/add"',
+        ]
+    body = "\n".join(f"  {line}" for line in lines)
+    module = parse_module(f"graph @g(%x: f32[8, 512]) -> (%h{count - 1}) opset 21 {{\n{body}\n}}\n")
+    module.meshes["m"] = Mesh({"tp": 2})
+    for glob, spec in {"l.*.[uv]": ["tp", None], "[rth]*": [None, None]}.items():
+        module.shard(glob, spec)
+    return module
+
+
+@pytest.mark.parametrize("cut", [["tp", None], [None, "tp"]])
+@pytest.mark.parametrize("network", ["h100-nvlink-ib", "a100-pcie"])
+def test_what_is_sent_at_once_is_that_of_all_layers(network, cut):
+    """Weights of all layers wait for nothing, and go in one launch."""
+    module = chain_module()
+    module.shard("l.*.w", cut)
+    module.shard("h*", [None, None])
+    (note,) = check_same(module, "tp=2", network=network)
+    assert ALIKE in note
+    assert [
+        node.op_type for node in irpar.partition(module, "tp=2", network=network).module.graphs[0] if node.domain
+    ] == ["AllGather"]
+
+
+@pytest.mark.parametrize("count", [COUNT, COUNT + 9])
+def test_launches_that_are_spared_in_each_layer_are_spared_in_all(count):
+    network, sums = network_of("a100-pcie"), []
+    module = wide_chain(count)
+    PassManager.parse(NORMALISE).run(module)
+    for planned in (folded_module(module, find_chain(module)), module):
+        PassManager.parse("complete-sharding").run(planned)
+        flow = Flow(planned.graph, planned.mesh, planned.repeats)
+        sums.append(saved_together(flow, placements_of(flow, network), network, planned.annotated))
+    assert sums[0] == sums[1]
+    assert sums[0][1] == count
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from irpar.onnx_io import to_module
 from irpar.pass_manager import PassManager
 from irpar.pass_manager.default_pipeline import NORMALISE, composed
 from irpar.training.step import train_step
-from tests.test_folded_layers import ALIKE, COUNT, chain_module, check_same, with_all
+from tests.test_folded_layers import ALIKE, COUNT, chain_module, check_same, notes, with_all
 
 
 def chain_step(**options):
@@ -41,11 +41,11 @@ def step_of(family, layers=COUNT, **options):
     return step
 
 
-def check_folded(step, zero, mesh="dp=2,tp=2"):
+def check_folded(step, zero, mesh="dp=2,tp=2", **options):
     """A step is planned as a few layers, and as it is without that."""
     pipeline = PassManager.parse(composed(None if zero is None else f"zero{{stage={zero},threshold-kb=0}}"))
-    notes = check_same(step, mesh, pipeline=pipeline)
-    assert any(ALIKE in note for note in notes), notes
+    told = check_same(step, mesh, pipeline=pipeline, **options)
+    assert any(ALIKE in note for note in told), told
 
 
 @pytest.mark.parametrize("zero", [None, 1, 2, 3])
@@ -126,6 +126,20 @@ def test_what_reads_of_all_layers_otherwise_than_one_behind_another_is_refused(o
     (note,) = check_same(module, "dp=2,tp=2")
     assert "equal layers were planned each for itself" in note
     assert "is read outside of the next layer" in note
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [None, 3])
+@pytest.mark.parametrize("family", ["gpt", "bert", "vit", "moe"])
+def test_steps_of_builders_are_the_same_where_seconds_count(family, zero):
+    check_folded(step_of(family), zero, mesh="dp=4,tp=2", network="h100-nvlink-ib")
+
+
+def test_tables_that_all_layers_read_are_planned_with_all_of_them_where_they_are_trained():
+    (trained,) = notes(irpar.partition(step_of("llama", COUNT + 2), "dp=2,tp=2"))
+    assert trained.endswith("%constants.rotary is trained, and read by more than one layer")
+    (frozen,) = notes(irpar.partition(step_of("llama", COUNT + 2, freeze=["constants.*"]), "dp=2,tp=2"))
+    assert ALIKE in frozen
 
 
 @pytest.mark.slow

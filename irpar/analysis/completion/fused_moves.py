@@ -7,8 +7,10 @@ So the price of a collective depends on what else is sent. Of a whole graph `sav
 one node is looked at, `cost_beside_others` says what a value costs beside others that are sent in any case.
 """
 
-from collections.abc import Collection, Mapping
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 from irpar.analysis.cost.model import Cost, CostModel, in_femtoseconds
 from irpar.analysis.cost.network import Network
@@ -39,6 +41,8 @@ class _Alike:
     level: int
 
 
+_Sent = tuple[Packed, int]
+"""A collective, and how many layers have it (`Flow.layers_of`)."""
 _PRICED = ("all_reduce", "all_gather", "reduce_scatter")
 """Kinds of which several are priced as one."""
 
@@ -70,16 +74,45 @@ def saved_together(
             continue
         together = Together(network, flow.mesh, alike.kind, alike.axes)
         times = flow.usual_trips_of(alike.graph)
-        for bucket in together.buckets(each):
-            if len(bucket) < 2:
-                continue
-            held = Packed()
-            for number in bucket:
-                held = held.with_(each[number])
-                seconds += times * in_femtoseconds(together.seconds(each[number]))
-            seconds -= times * in_femtoseconds(together.seconds(held))
-            launches += times * (len(bucket) - 1)
+        for count, some in _as_all_layers(each):
+            saved, fewer = _saved(together, some)
+            seconds += times * count * saved
+            launches += times * count * fewer
     return seconds, launches
+
+
+def _saved(together: Together, each: Sequence[Packed]) -> Cost:
+    """What is saved where some collectives that could be sent at once are."""
+    seconds = launches = 0
+    for bucket in together.buckets(each):
+        if len(bucket) < 2:
+            continue
+        held = Packed()
+        for number in bucket:
+            held = held.with_(each[number])
+            seconds += in_femtoseconds(together.seconds(each[number]))
+        seconds -= in_femtoseconds(together.seconds(held))
+        launches += len(bucket) - 1
+    return seconds, launches
+
+
+def _as_all_layers(each: Sequence[_Sent]) -> Iterator[tuple[int, list[Packed]]]:
+    """What could be sent at once with all layers for which a module has a few: how often, and what.
+
+    Where the layers beside the one that stands for others have theirs on the same level, so have those. Else each layer
+    is on a level of its own, of which one is that of what stands elsewhere.
+    """
+    every = [sent for sent, _ in each]
+    own = [sent for sent, layers in each if layers > 1]
+    most = max(layers for _, layers in each)
+    if not own:
+        yield 1, every
+    elif len(every) - len(own) < 2 * len(own):
+        yield most - 1, own
+        yield 1, every
+    else:
+        runs = itertools.groupby(each, key=itemgetter(1))
+        yield 1, [sent for layers, run in runs for sent in [sent for sent, _ in run] * layers]
 
 
 class _Levels:
@@ -89,7 +122,7 @@ class _Levels:
     same, or for less.
 
     Attributes:
-        sent: in the order of the nodes that first need them.
+        sent: in the order of the nodes that first need them, and how many layers have such a one.
     """
 
     def __init__(
@@ -103,7 +136,7 @@ class _Levels:
         self.flow = flow
         self.network = network
         self.annotated = annotated
-        self.sent: dict[_Alike, list[Packed]] = {}
+        self.sent: dict[_Alike, list[_Sent]] = {}
         self.given = {
             value: lies
             for node, placement in placements.items()
@@ -189,7 +222,7 @@ class _Levels:
                 reduce = before.reduce if before.partial else None
                 level = self.levels.get(value, 0) + at
                 alike = _Alike(value.owner, KINDS[step.op], step.axes, reduce, value.dtype.text, where, level)
-                self.sent.setdefault(alike, []).append(sent)
+                self.sent.setdefault(alike, []).append((sent, self.flow.layers_of(value)))
 
 
 def _packed(value: Value, before: Sharding, step: Step) -> Packed | None:

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 from irpar.analysis.cost.model import Cost
 from irpar.analysis.cost.network import Network
 from irpar.ir import Node
-from irpar.ir.repeats import only_with_all_layers
 
 from .flow import Flow
 from .fused_moves import saved_together
@@ -31,9 +30,6 @@ def refine_for_program(
         placements: how each node runs.
         network: what communication costs.
         annotated: names of values that are brought to how they were annotated, whoever reads them.
-
-    Raises:
-        IrparError: the module has a few layers for all, and there are choices.
     """
     refinement = Refinement(flow, placements, network, annotated)
     apart = refinement.run()
@@ -44,8 +40,6 @@ def refine_for_program(
         choices += [choice] * (choice != choices[-1])
     if len(choices) == 1:
         return apart
-    if flow.repeats:
-        raise only_with_all_layers("what is sent at once")
     changed = {node for node, placement in apart.items() if any(choice[node] != placement for choice in choices[1:])}
     return min(choices, key=lambda choice: cost_of_program(flow, choice, network, annotated, changed))
 

@@ -157,7 +157,7 @@ class Refinement:
             around = self._look(node, LOOK_AROUND)
             left = self.left
             change = None if around in self.hopeless else self._better(node)
-            self.tried += (left - self.left) * self._layers_of(node)
+            self.tried += (left - self.left) * (1 if change is None else self._layers_of(node))
             if change is None:
                 self.hopeless.add(around)
             else:

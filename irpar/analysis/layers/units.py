@@ -61,8 +61,11 @@ def with_gradients(graph: Graph, layers: Layers) -> tuple[Layers, tuple[Stretch,
     _add_updates(graph, layer)
     backward: list[bool] = []
     parts: list[list[list[Node]]] = [[] for _ in layers.members]
+    every = list(range(layers.count))
     for numbers, found in _stretches(graph, layer, layers.count):
-        if numbers not in (list(range(layers.count)), list(range(layers.count))[::-1]):
+        if len(numbers) < layers.count:
+            continue  # They belong to what stands around all layers.
+        if numbers not in (every, every[::-1]):
             raise NotAlike(f"{found[0][0].title} and what follows it are not in the order of layers")
         backward.append(numbers[0] > 0)
         for number, nodes in zip(numbers, found, strict=True):
