@@ -4,7 +4,7 @@ t = Transpose(w); Scan(x) { MatMul(x, t) }      t, as large as w, is there all t
 Scan(x) { t = Transpose(w); MatMul(x, t) }
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from irpar.analysis.looping import LOOPS
 from irpar.ir import Graph, Node, Value, holder_in
@@ -55,7 +55,7 @@ def move_into_loops(graph: Graph, nodes: Sequence[Node]) -> bool:
     Returns:
         Whether one moved.
     """
-    changed = False
+    moved: dict[Graph, _Moved] = {}
     for node in reversed(nodes):
         holders = {holder_in(user, graph) for user in node.result.users}
         holder = holders.pop() if len(holders) == 1 else None
@@ -64,6 +64,27 @@ def move_into_loops(graph: Graph, nodes: Sequence[Node]) -> bool:
         (body,) = holder.nested_graphs()
         readers = {holder_in(user, body) for user in node.result.users}
         if body.return_node not in readers:
-            body.insert_before(next(inner for inner in body if inner in readers), node.detach())
-            changed = True
-    return changed
+            if body not in moved:
+                moved[body] = _Moved(body)
+            moved[body].add(node, readers)
+    return bool(moved)
+
+
+class _Moved:
+    """Nodes that are moved into a body, each right before the first that reads it."""
+
+    def __init__(self, body: Graph) -> None:
+        self._body = body
+        self._nodes = list(body)
+        self._place = {node: place for place, node in enumerate(self._nodes)}
+
+    def add(self, node: Node, readers: Collection[Node | None]) -> None:
+        """Move one that these nodes of the body read."""
+        place = min(self._place[reader] for reader in readers if reader is not None)
+        # What was moved before the node there has its place.
+        first = here = self._nodes[place]
+        while here.previous is not None and self._place[here.previous] == place:
+            here = here.previous
+            first = here if here in readers else first
+        self._body.insert_before(first, node.detach())
+        self._place[node] = place

@@ -1,6 +1,6 @@
 """Why values were chosen to be sharded otherwise than propagation left them: what brought each axis to them."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from irpar.analysis.completion.flow import Flow
 from irpar.analysis.completion.placement import RuleView
@@ -41,24 +41,39 @@ class _Reasons:
         self.flow = flow
         self.views = views
         self.pinned = pinned
+        self.by_value: dict[Node, dict[Value, list[RuleView]]] = {}
 
     def beside(self, value: Value) -> Iterator[Value]:
         """The values of the nodes that make and read one."""
+        for view in self._views_around(value):
+            yield from (other for other in view.values if other is not None)
+
+    def _views_around(self, value: Value) -> Iterator[RuleView]:
+        """The rules by which nodes make and read a value."""
         for node in self.flow.neighbours(value):
-            for view in self.views.get(node, ()):
-                yield from (other for other in view.values if other is not None)
+            views = self.views.get(node, ())
+            yield from views if len(views) < 2 else self._by_value(node, views).get(value, ())
+
+    def _by_value(self, node: Node, views: Sequence[RuleView]) -> Mapping[Value, Sequence[RuleView]]:
+        """Of a node with many rules, as a loop has for each value that passes its boundary, those of each value."""
+        found = self.by_value.get(node)
+        if found is None:
+            found = self.by_value[node] = {}
+            for view in views:
+                for value in dict.fromkeys(value for value in view.values if value is not None):
+                    found.setdefault(value, []).append(view)
+        return found
 
     def followed(self, value: Value, name: str, waiting: Set[Way]) -> Decision | None:
         """Which value that is explained already brought a mesh axis to one."""
-        for node in self.flow.neighbours(value):
-            for view in self.views.get(node, ()):
-                mine = _factors_with(view, value, name)
-                for other in dict.fromkeys(view.values) if mine else ():
-                    if other is None or other is value or (other, name) in waiting:
-                        continue
-                    if mine & _factors_with(view, other, name):
-                        why = f"follows %{other.name} through {node.title}, which sends least"
-                        return Decision(why, other.name, (name,))
+        for view in self._views_around(value):
+            mine = _factors_with(view, value, name)
+            for other in dict.fromkeys(view.values) if mine else ():
+                if other is None or other is value or (other, name) in waiting:
+                    continue
+                if mine & _factors_with(view, other, name):
+                    why = f"follows %{other.name} through {view.node.title}, which sends least"
+                    return Decision(why, other.name, (name,))
         return None
 
     def spread(self, value: Value, name: str) -> Decision | None:
