@@ -1,11 +1,13 @@
 """Passes over a model of many equal layers, which plan a few of them for all."""
 
 import itertools
+from dataclasses import dataclass
 
-from irpar.analysis.layers.chain import FIRST, LAST, find_chain
+from irpar.analysis.layers.chain import FIRST, LAST, Chain, find_chain
 from irpar.analysis.layers.fold import folded_module
 from irpar.analysis.layers.unfold import unfold
 from irpar.analysis.layers.units import NotAlike
+from irpar.ir import Module
 from irpar.ir.repeats import NeedsAllLayersError
 from irpar.pass_manager import PipelineRun
 from irpar.sharding import IrparError
@@ -32,12 +34,13 @@ def plan_layers_once(run: PipelineRun) -> None:
         return
     run.advance(lambda pass_: pass_.name in WHOLE)
     try:
-        chain = find_chain(run.module)
-        if chain is None:
+        chains = _chains(run.module)
+        if not chains:
             return
-        beside = run.beside(folded_module(run.module, chain))
+        beside = run.beside(chains[-1].folded)
         beside.advance(lambda pass_: pass_.name in FOLDED)
-        unfold(beside.module, run.module, chain)
+        for each in reversed(chains):
+            unfold(beside.module, each.whole, each.chain)
     except NotAlike as error:
         run.note(f"equal layers were planned each for itself: {error}")
     except NeedsAllLayersError as error:
@@ -46,12 +49,47 @@ def plan_layers_once(run: PipelineRun) -> None:
         return  # The whole model meets that too, where nobody has left out what the message should name.
     else:
         run.take_over(beside)
-        layers = chain.layers
-        run.note(f"{layers.count} equal layers of {layers.size} nodes were planned as {FIRST + LAST} of them")
+        for layers in (each.chain.layers for each in chains):
+            run.note(f"{layers.count} equal layers of {layers.size} nodes were planned as {FIRST + LAST} of them")
         if run.instrumentation.verify_each:
             from irpar.ir.verifier import verify
 
             verify(run.module)
+
+
+@dataclass(frozen=True)
+class _Folded:
+    """A chain of layers of which a module has a few.
+
+    Attributes:
+        whole: the module with all of them.
+        chain: them.
+        folded: the module with a few.
+    """
+
+    whole: Module
+    chain: Chain
+    folded: Module
+
+
+def _chains(module: Module) -> list[_Folded]:
+    """The chains of a module, as an encoder and a decoder have one each: each is looked for with the others folded.
+
+    Raises:
+        NotAlike: there is one, but its layers are told apart by something.
+    """
+    found: list[_Folded] = []
+    while True:
+        try:
+            chain = find_chain(module)
+        except NotAlike:
+            if found:
+                return found
+            raise
+        if chain is None:
+            return found
+        found.append(_Folded(module, chain, folded_module(module, chain)))
+        module = found[-1].folded
 
 
 def _may_fold(run: PipelineRun) -> bool:

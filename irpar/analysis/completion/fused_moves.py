@@ -8,6 +8,7 @@ one node is looked at, `cost_beside_others` says what a value costs beside other
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -103,12 +104,10 @@ def _as_all_layers(each: Sequence[_Sent]) -> Iterator[tuple[int, list[Packed]]]:
     is on a level of its own, of which one is that of what stands elsewhere.
     """
     every = [sent for sent, _ in each]
-    own = [sent for sent, layers in each if layers > 1]
-    most = max(layers for _, layers in each)
-    if not own:
-        yield 1, every
-    elif len(every) - len(own) < 2 * len(own):
-        yield most - 1, own
+    counts = Counter(layers for _, layers in each if layers > 1)
+    if len(every) - counts.total() < 2 * counts.total():
+        for layers in counts:
+            yield layers - 1, [sent for sent, its in each if its == layers]
         yield 1, every
     else:
         runs = itertools.groupby(each, key=itemgetter(1))

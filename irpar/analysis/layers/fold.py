@@ -24,7 +24,7 @@ def folded_module(module: Module, chain: Chain) -> Module:
         made.annotated.pop(name, None)
         made.decisions.pop(name, None)
     alike = 1 + len(chain.left_out)
-    made.repeats = {value.name: alike for value in chain.values_of(MODEL)}
+    made.repeats |= {value.name: alike for value in chain.values_of(MODEL)}
     return made
 
 
