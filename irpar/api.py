@@ -1,6 +1,7 @@
 """What people call from Python: load a model, partition it, run, verify and save the partition."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -216,6 +217,23 @@ def _shard(manager: "PassManager", work: Module, again: Callable[[], Module]) ->
     return original, run
 
 
+_Ran = tuple[str, str, str]
+"""Engine, group and results of an executor."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    """An executor of a partition.
+
+    Attributes:
+        executor: it.
+        files: those of the model from which it reads weights; None: it reads those of the partition.
+    """
+
+    executor: "Executor"
+    files: ReadFiles | None = None
+
+
 class Partition:
     """A model cut over a mesh: per-part programs, their plan, and what runs them.
 
@@ -234,9 +252,7 @@ class Partition:
         self.folder: Path | None = None
         self._whole = whole
         self.parts: list[Part] = parts_of(module, module.mesh) if module is not None else []
-        self._executors: dict[tuple[str, str, str], Executor] = {}
-        self._read: dict[tuple[str, str, str], ReadFiles] = {}
-        """What each of these has opened."""
+        self._opened: dict[_Ran, _Opened] = {}
 
     def __repr__(self) -> str:
         totals, mesh = self.plan.totals, self.plan.mesh_of_ranks
@@ -364,7 +380,6 @@ class Partition:
             IrparError: the parts cannot be run, the other ranks cannot be met, or weights were written to after the
                 model was partitioned.
         """
-        from irpar.runtime.executor import Executor
         from irpar.runtime.launch.environment import World
 
         check_run(engine, group, timeout, results)
@@ -373,34 +388,54 @@ class Partition:
         options: dict[str, Any] = {"engine": engine, "group": group, "timeout": timeout}
         options |= {"strict": strict, "tf32": tf32, "results": results}
         key = engine, group, results
-        known = self._executors.get(key)
-        if known is not None and not known.is_open:
-            del self._executors[key]
-            known = None
-        if known is not None and ((strict and not known.is_strict) or (tf32 and not known.is_tf32)):
-            if group != "threads":
-                asked = "strict=True" if strict and not known.is_strict else "tf32=True"
-                raise IrparError(f"the ranks have met already, and without {asked}", do=f"ask for {asked} at once")
-            self._executors.pop(key).close()
-        if key not in self._executors:
-            if self.module is not None:
-                files = files_of(self.module)
-                check_unchanged(self.plan.source, files)
-                self._read[key] = ReadFiles(files)
-                fixed = {name: tensor.numpy() for name, tensor in self.module.fixed.items()}
-                made = Executor(self.module, self.module.mesh, parts=self.parts, fixed=fixed, **options)
-            else:
-                assert self.folder is not None
-                made = Executor.open(self.folder, plan=self.plan, **options)
-            self._executors[key] = made
-        elif key in self._read:
-            self._read[key].check()
-        return self._executors[key]
+        self._let_go(key, strict=strict, tf32=tf32)
+        known = self._opened.get(key)
+        if known is None:
+            known = self._opened[key] = self._open_parts(options)
+        elif known.files is not None:
+            known.files.check()
+        return known.executor
+
+    def _let_go(self, key: _Ran, *, strict: bool, tf32: bool) -> None:
+        """Let go of an executor that is closed, or that is not as strict or quick as is asked for.
+
+        Raises:
+            IrparError: it is in a group that cannot be joined again.
+        """
+        known = self._opened.get(key)
+        if known is None:
+            return
+        executor = known.executor
+        if not executor.is_open:
+            del self._opened[key]
+            return
+        lacks = [
+            *(["strict=True"] * (strict and not executor.is_strict)),
+            *(["tf32=True"] * (tf32 and not executor.is_tf32)),
+        ]
+        if not lacks:
+            return
+        if key[1] != "threads":
+            raise IrparError(f"the ranks have met already, and without {lacks[0]}", do=f"ask for {lacks[0]} at once")
+        self._opened.pop(key).executor.close()
+
+    def _open_parts(self, options: Mapping[str, Any]) -> _Opened:
+        """An executor of the parts, in memory or in the folder."""
+        from irpar.runtime.executor import Executor
+
+        if self.module is None:
+            assert self.folder is not None
+            return _Opened(Executor.open(self.folder, plan=self.plan, **options))
+        files = files_of(self.module)
+        check_unchanged(self.plan.source, files)
+        read = ReadFiles(files)
+        fixed = {name: tensor.numpy() for name, tensor in self.module.fixed.items()}
+        return _Opened(Executor(self.module, self.module.mesh, parts=self.parts, fixed=fixed, **options), read)
 
     def close(self) -> None:
         """Let go of what runs the parts; ranks in other processes end."""
-        while self._executors:
-            self._executors.popitem()[1].close()
+        while self._opened:
+            self._opened.popitem()[1].executor.close()
 
     def __enter__(self) -> Self:
         return self
@@ -408,8 +443,8 @@ class Partition:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: "TracebackType | None"
     ) -> None:
-        while self._executors:
-            self._executors.popitem()[1].__exit__(kind, error, trace)
+        while self._opened:
+            self._opened.popitem()[1].executor.__exit__(kind, error, trace)
 
     def run(
         self,
