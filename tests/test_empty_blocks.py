@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import irpar
+from irpar.ir import parse_module
 from irpar.sharding import filled_blocks
 
 from . import random_programs
@@ -106,6 +107,18 @@ def test_what_does_not_run_without_elements_is_told(tmp_path: Path) -> None:
     partition.verify().check()
     reason = partition.plan.collectives[0]["reason"]
     assert "5 over 4 leaves a rank without elements, on which Attention of %y cannot run" in reason
+
+
+def test_which_tensor_leaves_a_rank_without_elements_is_told() -> None:
+    """A token of its own before those of an image, which are sharded."""
+    module = parse_module("""graph @g(%token: f32[4, 1, 8], %x: f32[4, 15, 8]) -> (%y) opset 21 {
+      %r = Relu(%x) : f32[4, 15, 8]
+      %y = Concat(%token, %r) {axis=1} : f32[4, 16, 8]
+    }""")
+    module.shard("x", [None, "x", None])
+    (gathered,) = irpar.partition(module, irpar.Mesh({"x": 2})).plan.collectives
+    told = "dim 1, along which another of its tensors has 1: 1 over 2 leaves a rank without elements"
+    assert told in gathered["reason"]
 
 
 # -- random programs ------------------------------------------------------------------------------------------------

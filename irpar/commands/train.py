@@ -294,7 +294,7 @@ def _zero(given: Mapping[str, Any]) -> "ZeroPass | None":
     """
     if not given["zero"]:
         for flag in _flags_given(given, _ZERO_OPTIONS):
-            raise IrparError(f"{flag} without --zero", do="add --zero 1, 2 or 3, or leave it out")
+            raise IrparError(f"{flag} without --zero 1, 2 or 3", do="give one of these, or leave it out")
         return None
     if given["zero"] in (1, 2):
         for flag in _flags_given(given, _GATHERS):

@@ -75,7 +75,9 @@ def _localize_global_average(whole_node: Node, local: Node, builder: Builder) ->
 
 
 def _cost_pool(node: Node) -> int:
-    return prod(result_shape(node)) * prod(ints_attribute(node, "kernel_shape") or ())
+    # Windows may be wider than the image, whose rest is padding.
+    window = map(min, ints_attribute(node, "kernel_shape") or (), shape_of(node, 0)[2:])
+    return prod(result_shape(node)) * prod(window)
 
 
 def _cost_global_pool(node: Node) -> int:

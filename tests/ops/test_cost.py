@@ -26,6 +26,12 @@ from .samples import SAMPLES, bools, const, floats, ints
         # a bias adds one for each element of the result
         (Sample("Conv", (floats(3, 4, 6, 5), floats(7, 4, 3, 2), floats(7))), 3 * 7 * 4 * 4 * (2 * 4 * 3 * 2 + 1)),
         (Sample("Conv", (floats(3, 6, 8), floats(6, 1, 3)), {"group": 6}), 3 * 6 * 6 * 2 * 3),
+        (Sample("AveragePool", (floats(3, 4, 6, 5),), {"kernel_shape": [3, 2]}), 3 * 4 * 4 * 4 * 3 * 2),
+        # a window wider than the image meets all of it, and padding
+        (
+            Sample("AveragePool", (floats(3, 4, 2, 5),), {"kernel_shape": [7, 2], "pads": [3, 0, 2, 0]}, version=11),
+            3 * 4 * 1 * 4 * 2 * 2,
+        ),
         # scores: two products, the scale and the softmax
         (
             Sample("Attention", (floats(2, 6, 5, 4), floats(2, 3, 7, 4), floats(2, 3, 7, 8)), version=23),

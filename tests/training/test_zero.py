@@ -142,7 +142,7 @@ def test_mistakes(network: Path, tmp_path: Path, capsys: Capture) -> None:
     given = ("train", network, "-o", tmp_path / "no", "--mesh", "dp=2,tp=2")
     refused(capsys, "there is no stage 4", *given, "--zero", 4)
     refused(capsys, "zero cannot shard over ep", *given, "--zero", 1, "--zero-axes", "ep")
-    refused(capsys, "--zero-threshold-kb without --zero", *given, "--zero-threshold-kb", 1)
+    refused(capsys, "--zero-threshold-kb without --zero 1, 2 or 3", *given, "--zero", 0, "--zero-threshold-kb", 1)
     refused(capsys, "--zero and --pipeline both say what runs", *given, "--zero", 1, "--pipeline", "dce")
     refused(capsys, "--zero-axes without --zero", *given, "--zero-axes", "ep")
     refused(capsys, "--no-zero-regather without --zero", *given, "--no-zero-regather")

@@ -116,14 +116,18 @@ class _Suggester:
             for number, held in sorted(classes.classes.items())
             if held.inputs and not held.sums_weights and held.twice is None
         }
-        # Of dims that are worth the same the outer one.
-        worths = {number: held.gain * (1 + 1e-9 / (1 + place)) for place, (number, held) in enumerate(able.items())}
-        numbers = heaviest(worths, classes.conflicts(able))
-        chosen = self._with_others(able, {number: able[number] for number in sorted(numbers)}, axes)
+        chosen = self._with_others(able, _worth_most(able, classes), axes)
+        outer = self._with_others(able, _worth_most(_outer(able), classes), axes)
+        if outer.keys() != chosen.keys() and self._gain(outer, axes) > self._gain(chosen, axes):
+            chosen = outer
         if not chosen:
             cut = " and ".join(f"{axis}={self.mesh.axis_size(axis)}" for axis in axes)
             self.notes.append(f"{cut} shards nothing: {why_no_batch(classes)}")
         return self._of_inputs(chosen, axes), classes.shares_of(chosen)
+
+    def _gain(self, chosen: Mapping[int, CutClass], axes: tuple[Axis, ...]) -> float:
+        """What it is worth to cut inputs so."""
+        return self.trials.gain(self.trials.estimate(self._of_inputs(chosen, axes)).figures)
 
     def _of_inputs(self, chosen: Mapping[int, CutClass], axes: tuple[Axis, ...]) -> dict[str, Spec]:
         return {
@@ -381,6 +385,21 @@ def _major_part(mesh: Mesh, axes: Sequence[Axis], count: int) -> tuple[Axis, ...
             part.append(split_axis(mesh, axis, count)[0])
         break
     return tuple(part)
+
+
+def _worth_most(able: Mapping[int, CutClass], classes: CutClasses) -> dict[int, CutClass]:
+    """The classes that together are worth most; of dims that are worth the same the outer one."""
+    worths = {number: held.gain * (1 + 1e-9 / (1 + place)) for place, (number, held) in enumerate(able.items())}
+    return {number: able[number] for number in sorted(heaviest(worths, classes.conflicts(able)))}
+
+
+def _outer(able: Mapping[int, CutClass]) -> dict[int, CutClass]:
+    """The classes that cut inputs along the first of the dims that may be cut: the batches, where there are such."""
+    first: dict[Value, int] = {}
+    for value, dim in (each for held in able.values() for each in held.inputs.items()):
+        first[value] = min(dim, first.get(value, dim))
+    is_first = {number: all(dim == first[value] for value, dim in held.inputs.items()) for number, held in able.items()}
+    return {number: held for number, held in able.items() if is_first[number]}
 
 
 def _spec(value: Value, dim: int, axes: Iterable[Axis]) -> Spec:

@@ -237,6 +237,10 @@ class RuleView:
                 return axes[:count]
         return ()
 
+    def least(self, factor: int) -> int:
+        """The smallest dim that a factor stands for, of those along which a local program works."""
+        return self._alike.least[factor]
+
     def _takes(self, factor: int, parts: int) -> bool:
         """Whether a factor may be sharded in blocks of several sizes."""
         size = self.rule.sizes[factor]

@@ -125,6 +125,12 @@ def _why_not(view: RuleView, tensor: int, dim: int, cut: tuple[Axis, ...]) -> st
     if filled_blocks(sizes[stop], left) < left:
         told = f"{sizes[stop]} over {left} leaves a rank without elements"
         return f"dim {dim}, {told}, on which {view.node.title} cannot run"
+    least = view.least(parts[stop])
+    if parts[stop] in view.program_factors and filled_blocks(least, left) < left:
+        told = f"{least} over {left} leaves a rank without elements"
+        return (
+            f"dim {dim}, along which another of its tensors has {least}: {told}, on which {view.node.title} cannot run"
+        )
     return f"dim {dim}, {sizes[stop]} over {left}, has no equal blocks, which {view.node.title} needs"
 
 

@@ -322,6 +322,23 @@ def test_batches_that_are_compared_in_pairs_are_both_cut(tmp_path: Path) -> None
     assert excess_of(found) == 1
 
 
+def test_batches_that_are_compared_go_before_rows_within_one_of_them(tmp_path: Path) -> None:
+    """Rows of the images and the batch of the texts do not meet, and seem worth more than either batch."""
+    text = """<ir_version: 10, opset_import: ["" : 18]> g (float[4,64,64] a, float[4,64] b) => (float[4,4] y)
+      <int64[1] rows = {1}> {
+      p = MatMul(a, v)  m = ReduceMean<keepdims=0>(p, rows)  q = MatMul(b, w)  t = Transpose<perm=[1,0]>(q)
+      y = MatMul(m, t) }"""
+    model = onnx.parser.parse_model(text)
+    random = np.random.default_rng(0)
+    for name in ("v", "w"):
+        weight = random.standard_normal((64, 64)).astype(np.float32) / 8
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
+    onnx.save(model, tmp_path / "pairs.onnx")
+    found = check(irpar.load(tmp_path / "pairs.onnx"), {"dp": 2}, tmp_path)
+    assert cuts(found) == {"a": (("dp",), None, None), "b": (("dp",), None)}
+    assert excess_of(found) == pytest.approx(1, abs=0.01)
+
+
 def test_without_a_batch_the_user_is_told(tmp_path: Path) -> None:
     found = suggest(build(tmp_path, "gpt", batch=1), Mesh({"dp": 2}))
     assert not found.lines
