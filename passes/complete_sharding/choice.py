@@ -205,7 +205,7 @@ class Chooser:
         return any(
             (lie := lies[tensor]) is not None and bool(lie.axes[dim])
             for source in dict.fromkeys(before for before, _ in view.moves)
-            if view.rule.kinds[source] in (Kind.REPLICATE, Kind.PERMUTE) and source not in view.program_factors
+            if view.needs_whole(source)
             for tensor, dim, _ in view.rule.places[source]
         )
 

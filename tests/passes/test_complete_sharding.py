@@ -278,6 +278,23 @@ def test_a_dim_of_one_element_is_cut_only_where_it_is_annotated() -> None:
     )
 
 
+@pytest.mark.parametrize("joined", ["Concat(%t, %x) {axis=1}", "Concat(%x, %t) {axis=1}"])
+def test_where_one_tensor_is_too_small_to_be_cut_the_axis_goes_to_another_dim(joined: str) -> None:
+    """A token beside those of an image, of which devices hold a part each."""
+    text = f"""
+        mesh @m = ["sp"=2]
+        graph @g(%t: f32[4, 1, 8], %x: f32[4, 15@sp, 8], %w: f32[8, 8]) -> (%y) opset 21 {{
+          %k = {joined} : f32[4, 16, 8]
+          %h = MatMul(%k, %w) : f32[4, 16, 8]
+          %y = Relu(%h) : f32[4, 16, 8]
+        }}
+        """
+    module = run("complete-sharding,insert-redistribution", text)
+    assert [str(module.graph.value(name).sharding) for name in "khy"] == ["[@sp, _, _]"] * 3
+    moved = [node.op_type for node in module.graph if node.domain == "irpar"]
+    assert sorted(moved) == ["AllSlice", "AllToAll"], "the token is there in full"
+
+
 def test_an_op_without_a_rule_stays_whole() -> None:
     check(
         "complete-sharding",

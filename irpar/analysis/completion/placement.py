@@ -123,6 +123,7 @@ class _Alike:
     Attributes:
         must_divide: per factor, whether it may be sharded evenly only.
         least: per factor the smallest dim that it stands for.
+        able: the factors along which a local program works, with elements for each device along some axis.
         moves: (from, to): what cuts the one may cut the other instead, after an all-to-all: those that the rule names,
             and from factors that are needed whole to those beside them that pass.
         projections: by (tensor, dim axes): factor axes.
@@ -138,6 +139,7 @@ class _Alike:
 
     must_divide: tuple[bool, ...]
     least: tuple[int, ...]
+    able: frozenset[int]
     moves: tuple[tuple[int, int], ...]
     reduced_last: tuple[int, ...]
     projections: dict[tuple[int, tuple[Axes, ...]], Mapping[int, Axes]] = field(default_factory=dict)
@@ -164,7 +166,11 @@ def _alike(
                 for factor in parts:
                     must_divide[factor] = True
     reduced_last = sorted(range(len(rule.sizes)), key=lambda factor: rule.kinds[factor] is Kind.REDUCE)
-    return _Alike(tuple(must_divide), tuple(least), _moves(rule, in_program), tuple(reduced_last))
+    counts = [mesh.axis_size(Axis(name)) for name in mesh.axis_names]
+    able = frozenset(
+        factor for factor in in_program if any(1 < count == filled_blocks(least[factor], count) for count in counts)
+    )
+    return _Alike(tuple(must_divide), tuple(least), able, _moves(rule, able), tuple(reduced_last))
 
 
 def _moves(rule: FactorRule, in_program: frozenset[int]) -> tuple[tuple[int, int], ...]:
@@ -236,6 +242,10 @@ class RuleView:
             if size % parts == 0 or (not self._alike.must_divide[factor] and self._takes(factor, parts)):
                 return axes[:count]
         return ()
+
+    def needs_whole(self, factor: int) -> bool:
+        """Whether a node needs a factor whole, over whichever axis it would be sharded."""
+        return self.rule.kinds[factor] in (Kind.REPLICATE, Kind.PERMUTE) and factor not in self._alike.able
 
     def least(self, factor: int) -> int:
         """The smallest dim that a factor stands for, of those along which a local program works."""
