@@ -77,7 +77,9 @@ def _rule_gather(node: Node) -> FactorRule:
     rule = RuleBuilder()
     data = [rule.dims([size], kind if dim == axis else Kind.PASS)[0] for dim, size in enumerate(shape)]
     indices = rule.dims(shape_of(node, 1))
-    return rule.done([data, indices], [[*data[:axis], *indices, *data[axis + 1 :]]], reduce or "sum")
+    others = [*data[:axis], *data[axis + 1 :]]
+    results = [[*data[:axis], *indices, *data[axis + 1 :]]]
+    return rule.done([data, indices], results, reduce or "sum", moves=[(data[axis], other) for other in others])
 
 
 def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
@@ -180,7 +182,8 @@ def rule_gather_nd(node: Node) -> FactorRule:
     slices = rule.dims(shape[batch_dims + indices[-1] :])
     places = rule.dims(indices[batch_dims:-1])
     operands = [[*batch, *indexed, *slices], [*batch, *places, ()]]
-    return rule.done(operands, [[*batch, *places, *slices]], reduce or "sum")
+    moves = [(factors, other) for factors in indexed for other in (*batch, *slices)]
+    return rule.done(operands, [[*batch, *places, *slices]], reduce or "sum", moves=moves)
 
 
 def localize_gather_nd(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:

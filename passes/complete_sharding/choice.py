@@ -201,11 +201,11 @@ class Chooser:
 
     @staticmethod
     def _must_move(view: RuleView, lies: Sequence[Sharding | None]) -> bool:
-        """Whether a value is sharded along a dim that a node needs whole, and the cut may go to another dim instead."""
+        """Whether a value is sharded along a dim that a node needs whole, or sums over, and the cut may go elsewhere."""
         return any(
             (lie := lies[tensor]) is not None and bool(lie.axes[dim])
             for source in dict.fromkeys(before for before, _ in view.moves)
-            if view.needs_whole(source)
+            if view.needs_whole(source) or view.rule.kinds[source] is Kind.REDUCE
             for tensor, dim, _ in view.rule.places[source]
         )
 

@@ -295,6 +295,39 @@ def test_where_one_tensor_is_too_small_to_be_cut_the_axis_goes_to_another_dim(jo
     assert sorted(moved) == ["AllSlice", "AllToAll"], "the token is there in full"
 
 
+def test_what_is_looked_up_may_be_sharded_along_another_dim_first() -> None:
+    """Patches of a sequence of which devices hold a part each: sums of what each finds there would be twice as large."""
+    text = """
+        mesh @m = ["sp"=2]
+        graph @g(%x: f32[4, 32@sp, 3]) -> (%y) opset 21 {
+          %i = constant : i64[3, 16] data("i.bin", 0, 384)
+          %p = Gather(%x, %i) {axis=1} : f32[4, 3, 16, 3]
+          %y = Relu(%p) : f32[4, 3, 16, 3]
+        }
+        """
+    module = run("complete-sharding,insert-redistribution", text)
+    assert [str(module.graph.value(name).sharding) for name in "py"] == ["[@sp, _, _, _]"] * 2
+    assert [node.op_type for node in module.graph if node.domain == "irpar"] == ["AllToAll"]
+
+
+def test_experts_that_are_looked_up_are_sharded_along_their_inner_dim_where_that_sends_less() -> None:
+    """What is made of a weight of each token's expert is larger than the weights of all experts."""
+    text = """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[64, 1, 16], %w: f32[4@tp, 16, 32], %v: f32[4@tp, 32, 16], %e: i64[64, 1]) -> (%y) opset 21 {
+          %a = GatherND(%w, %e) : f32[64, 16, 32]
+          %h = MatMul(%x, %a) : f32[64, 1, 32]
+          %r = Relu(%h) : f32[64, 1, 32]
+          %b = GatherND(%v, %e) : f32[64, 32, 16]
+          %y = MatMul(%r, %b) : f32[64, 1, 16]
+        }
+        """
+    module = run("complete-sharding,insert-redistribution", text)
+    cuts = [str(module.graph.value(name).sharding) for name in "ahb"]
+    assert all("@tp" in cut and "partial" not in cut for cut in cuts), cuts
+    assert "AllGather" not in [node.op_type for node in module.graph]
+
+
 def test_an_op_without_a_rule_stays_whole() -> None:
     check(
         "complete-sharding",
