@@ -79,7 +79,9 @@ def _rule_gather(node: Node) -> FactorRule:
     indices = rule.dims(shape_of(node, 1))
     others = [*data[:axis], *data[axis + 1 :]]
     results = [[*data[:axis], *indices, *data[axis + 1 :]]]
-    return rule.done([data, indices], results, reduce or "sum", moves=[(data[axis], other) for other in others])
+    # Of a table of vectors, whose readers want these in full, what is looked up is summed.
+    moves = [(data[axis], other) for other in others] if len(others) > 1 else []
+    return rule.done([data, indices], results, reduce or "sum", moves=moves)
 
 
 def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
