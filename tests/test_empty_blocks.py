@@ -88,16 +88,17 @@ def test_completion_carries_them(
 
 def test_a_weight_without_elements_is_written_and_read(tmp_path: Path) -> None:
     """A table that is smaller than what is looked up in it, and brought together for that."""
-    text = """g (int64[8,8] ids) => (float[8,8] y) <float[11] table = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}> {
-      e = Gather(table, ids)  y = Relu(e) }"""
+    numbers = ", ".join(map(str, range(66)))
+    text = f"""g (int64[8,8] ids) => (float[8,8,6] y) <float[11,6] table = {{{numbers}}}> {{
+      e = Gather(table, ids)  y = Relu(e) }}"""
     onnx.save(model_of_text(text), tmp_path / "model.onnx")
     module = irpar.load(tmp_path / "model.onnx")
-    module.shard("table", ["x"])
+    module.shard("table", ["x", None])
     irpar.partition(module, irpar.Mesh({"x": 8})).save(tmp_path / "out")
     opened = irpar.Partition.open(tmp_path / "out")
     model = onnx.load(tmp_path / "out" / opened.plan.parts[-1]["model"])
     (weight,) = (constant for constant in model.graph.initializer if constant.name == "table")
-    assert list(weight.dims) == [0]
+    assert list(weight.dims) == [0, 6]
     opened.verify().check()
 
 

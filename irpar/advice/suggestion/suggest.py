@@ -116,10 +116,11 @@ class _Suggester:
             for number, held in sorted(classes.classes.items())
             if held.inputs and not held.sums_weights and held.twice is None
         }
-        chosen = self._with_others(able, _worth_most(able, classes), axes)
-        outer = self._with_others(able, _worth_most(_outer(able), classes), axes)
-        if outer.keys() != chosen.keys() and self._gain(outer, axes) > self._gain(chosen, axes):
-            chosen = outer
+        starts = [_worth_most(some, classes) for some in (able, _outer(able))]
+        if starts[0] == starts[1]:
+            del starts[1:]
+        found = [self._with_others(able, start, axes) for start in starts]
+        chosen = max(found, key=lambda each: self._gain(each, axes)) if len(found) > 1 else found[0]
         if not chosen:
             cut = " and ".join(f"{axis}={self.mesh.axis_size(axis)}" for axis in axes)
             self.notes.append(f"{cut} shards nothing: {why_no_batch(classes)}")

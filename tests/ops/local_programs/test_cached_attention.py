@@ -103,8 +103,6 @@ def test_keys_of_a_prompt_are_a_cache_that_is_cut(places: int, is_packed: bool, 
         partition = cut_attention(operands, cuts, {"sp": 4}, tmp_path, results=3, **attributes)
     check(partition, operands, tmp_path)
     assert [entry["sharding"][2] for entry in partition.plan.outputs[1:]] == [["sp"], ["sp"]]
-    if is_ring:
-        assert set(kinds(partition)) == {"permute"}
-    else:
-        assert "all_reduce" in kinds(partition)
-        assert "permute" not in kinds(partition)
+    # Heads that are a dim of their own may be sharded behind the sums instead, which sends less.
+    sums = {"all_reduce"} if is_packed else {"all_reduce", "all_to_all", "reduce_scatter"}
+    assert set(kinds(partition)) == ({"permute"} if is_ring else sums)
