@@ -306,18 +306,22 @@ def test_batches_that_never_meet_are_both_cut(tmp_path: Path) -> None:
     assert cuts(found) == {"a": (("data",),), "b": (("data",),)}
 
 
-def test_batches_that_are_compared_in_pairs_are_both_cut(tmp_path: Path) -> None:
-    """Images and texts, each through a layer of its own: only the one side is brought together, for the products."""
-    text = """<ir_version: 10, opset_import: ["" : 18]> g (float[64,64] a, float[64,64] b) => (float[64,64] y) {
-      p = MatMul(a, v)  q = MatMul(b, w)  t = Transpose<perm=[1,0]>(q)  y = MatMul(p, t) }"""
+def with_weights(text: str, tmp_path: Path) -> Module:
+    """A model of two layers, whose weights are v and w."""
     model = onnx.parser.parse_model(text)
     random = np.random.default_rng(0)
     for name in ("v", "w"):
         weight = random.standard_normal((64, 64)).astype(np.float32) / 8
         model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
     onnx.save(model, tmp_path / "pairs.onnx")
-    module = irpar.load(tmp_path / "pairs.onnx")
-    found = check(module, {"dp": 2}, tmp_path)
+    return irpar.load(tmp_path / "pairs.onnx")
+
+
+def test_batches_that_are_compared_in_pairs_are_both_cut(tmp_path: Path) -> None:
+    """Images and texts, each through a layer of its own: only the one side is brought together, for the products."""
+    text = """<ir_version: 10, opset_import: ["" : 18]> g (float[64,64] a, float[64,64] b) => (float[64,64] y) {
+      p = MatMul(a, v)  q = MatMul(b, w)  t = Transpose<perm=[1,0]>(q)  y = MatMul(p, t) }"""
+    found = check(with_weights(text, tmp_path), {"dp": 2}, tmp_path)
     assert cuts(found) == {"a": (("dp",), None), "b": (("dp",), None)}
     assert excess_of(found) == 1
 
@@ -328,13 +332,7 @@ def test_batches_that_are_compared_go_before_rows_within_one_of_them(tmp_path: P
       <int64[1] rows = {1}> {
       p = MatMul(a, v)  m = ReduceMean<keepdims=0>(p, rows)  q = MatMul(b, w)  t = Transpose<perm=[1,0]>(q)
       y = MatMul(m, t) }"""
-    model = onnx.parser.parse_model(text)
-    random = np.random.default_rng(0)
-    for name in ("v", "w"):
-        weight = random.standard_normal((64, 64)).astype(np.float32) / 8
-        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, name))
-    onnx.save(model, tmp_path / "pairs.onnx")
-    found = check(irpar.load(tmp_path / "pairs.onnx"), {"dp": 2}, tmp_path)
+    found = check(with_weights(text, tmp_path), {"dp": 2}, tmp_path)
     assert cuts(found) == {"a": (("dp",), None, None), "b": (("dp",), None)}
     assert excess_of(found) == pytest.approx(1, abs=0.01)
 
