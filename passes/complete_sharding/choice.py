@@ -201,7 +201,7 @@ class Chooser:
 
     @staticmethod
     def _must_move(view: RuleView, lies: Sequence[Sharding | None]) -> bool:
-        """Whether a value is sharded along a dim that a node needs whole, or sums over, and the cut may go elsewhere."""
+        """Whether a node needs a sharded dim whole, or sums over it, and may have another dim sharded instead."""
         return any(
             (lie := lies[tensor]) is not None and bool(lie.axes[dim])
             for source in dict.fromkeys(before for before, _ in view.moves)
