@@ -12,7 +12,7 @@ from irpar.analysis.memory.liveness import nested_bytes
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime, Offsets
 from irpar.analysis.memory.scratch import needed_bytes, nested_scratch
-from irpar.ir import Node, Value, captured_or_read, tensor_type
+from irpar.ir import DType, Node, Value, captured_or_read, tensor_type
 from irpar.runtime.instructions import Segment
 
 from .arena_height import height, most_with, outside_of
@@ -286,11 +286,17 @@ def with_states(into: Mapping[Node, Any], nodes: Iterable[Node], states: Mapping
 
 
 def _has_place(value: Value, dtypes: "Set[np.dtype[Any]] | None") -> bool:
-    """Whether a result is of known size and not empty, and of one of some dtypes."""
+    """Whether a result is of known size and not empty, and of one of some dtypes.
+
+    Strings are objects of Python, which bytes cannot hold; numpy takes a byte for each element that ONNX packs into less.
+    """
     type_ = tensor_type(value.type)
     if type_ is None or not type_.is_static or not type_.nbytes:
         return False
-    return dtypes is None or type_.dtype.numpy in dtypes
+    dtype = type_.dtype
+    if dtype is DType.STR or dtype.bits < 8:
+        return False
+    return dtypes is None or dtype.numpy in dtypes
 
 
 def last_steps(nodes: Sequence[Node], held: Mapping[Value, int], writing: Collection[Node]) -> dict[Value, int]:

@@ -59,6 +59,33 @@ def test_numbers_over_borders(monkeypatch):
         np.testing.assert_allclose(each["z"], -d, rtol=1e-6)
 
 
+NO_BYTES = """
+    mesh @m = ["x"=1]
+    graph local @g(%c: bool[8] of [8], %x: str[8] of [8], %i: i8[64] of [64]) -> (%s, %n) opset 21 ranks [0] {
+      %t = Where(%c, %x, %x) : str[8] of [8]
+      %u = Concat(%t, %x) {axis=0} : str[16] of [16]
+      %s = Concat(%u, %t) {axis=0} : str[24] of [24]
+      %a = Cast(%i) {to=22} : i4[64] of [64]
+      %j = Neg(%i) : i8[64] of [64]
+      %b = Cast(%j) {to=22} : i4[64] of [64]
+      %k = Cast(%a) {to=3} : i8[64] of [64]
+      %l = Cast(%b) {to=3} : i8[64] of [64]
+      %m = Sub(%k, %l) : i8[64] of [64]
+      %n = Neg(%m) : i8[64] of [64]
+    }
+"""
+
+
+def test_what_bytes_do_not_hold_as_numpy_does_has_no_place():
+    loaded, x = module(NO_BYTES), np.array(list("abcdefgh"), object)
+    numbers = np.arange(64).astype(np.int8) % 15 - 7
+    assert set(places(layout_of(NO_BYTES))).isdisjoint("tuab")
+    with Executor(loaded, loaded.mesh, engine="numpy") as executor:
+        found = executor.run({"c": np.ones(8, bool), "x": x, "i": numbers})
+    assert list(found["s"]) == [*x, *x, *x]
+    np.testing.assert_array_equal(found["n"], -2 * numbers)
+
+
 SUMS = """
     mesh @m = ["x"=2]
     graph local @g(%x: f32[1024] of [1024]) -> (%y) opset 21 ranks [0, 1] {
