@@ -1,4 +1,4 @@
-// Attention of 16-bit elements by tensor cores, without a matrix of scores in memory.
+// Attention by tensor cores, without a matrix of scores in memory: of 16-bit elements, and of float32 rounded to TF32.
 //
 // After FlashAttention-2 (Dao, 2023): a block computes ROWS queries of one head; keys and values pass through shared
 // memory in tiles, copied while the tile before is computed; the softmax is updated tile by tile, in float32.
@@ -8,6 +8,10 @@
 //
 // Fragments of mma.m16n8k16 by lane, with g = lane / 4 and t = lane % 4: sums hold rows g and g + 8, columns 2t and
 // 2t + 1; so do both 8 x 8 halves of what is multiplied, which is why scores turn into weights without a move.
+// In those of m16n8k8, of TF32, halves hold columns t and t + 4. Keys 2t and 2t + 1 of values are taken for them: in
+// which order a sum runs over keys is nobody's concern.
+//
+// Tensor cores drop the last 13 bits of a float32; weights drop them before they are summed, which keeps their mean.
 
 #include "attention.cuh"
 
@@ -23,40 +27,60 @@
 
 constexpr int THREADS = WARPS * 32;
 constexpr int ROWS = WARPS * TILES * 16;
-constexpr int SIZE = (HEAD + 15) / 16 * 16;  // padded with zeros
-constexpr int VALUE_SIZE = (VALUE_HEAD + 15) / 16 * 16;
+constexpr int CHUNK = 16 / sizeof(Element);
+constexpr int STEP = 2 * CHUNK;  // what one product sums over
+constexpr int SIZE = (HEAD + STEP - 1) / STEP * STEP;  // padded with zeros
+constexpr int VALUE_SIZE = (VALUE_HEAD + STEP - 1) / STEP * STEP;
 // Elements from row to row: an odd number of 16-byte chunks, so that the 8 rows of a matrix lie in different banks.
-constexpr int STRIDE = SIZE + 8;
-constexpr int VALUE_STRIDE = VALUE_SIZE + 8;
+constexpr int STRIDE = SIZE + CHUNK;
+constexpr int VALUE_STRIDE = VALUE_SIZE + CHUNK;
 constexpr int WIDE_STRIDE = STRIDE > VALUE_STRIDE ? STRIDE : VALUE_STRIDE;
 constexpr int STAGE = KEYS * (STRIDE + VALUE_STRIDE);
 // In registers, where they leave room for the rest.
-constexpr bool KEEPS_QUERIES = TILES * (SIZE / 4 + VALUE_SIZE / 2 + KEYS / 2) <= 160;
+constexpr bool KEEPS_QUERIES = TILES * (SIZE / STEP * 4 + VALUE_SIZE / 2 + KEYS / 2) <= 160;
 
 // Start to copy rows of a tile; zeros behind `limit` and behind the head's size.
 template <int COUNT, int GIVEN, int PADDED, int TO_STRIDE>
 __device__ __forceinline__ void copy_rows(Element* to, const Element* from, int stride, int first, int limit) {
-  constexpr int CHUNKS = PADDED / 8;
+  constexpr int CHUNKS = PADDED / CHUNK;
   if constexpr (THREADS % CHUNKS == 0 && COUNT % (THREADS / CHUNKS) == 0) {  // a thread copies of one column
-    constexpr int STEP = THREADS / CHUNKS;
-    int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * 8;
+    constexpr int AT_ONCE = THREADS / CHUNKS;
+    int row = threadIdx.x / CHUNKS, column = threadIdx.x % CHUNKS * CHUNK;
     to += row * TO_STRIDE + column;
     const Element* place = from + static_cast<long long>(first + row) * stride + column;
 #pragma unroll
-    for (int pass = 0; pass < COUNT / STEP; ++pass) {
-      bool is_given = first + row + pass * STEP < limit && column < GIVEN;
-      copy_async(to + pass * STEP * TO_STRIDE, is_given ? place : from, is_given);
-      place += STEP * stride;
+    for (int pass = 0; pass < COUNT / AT_ONCE; ++pass) {
+      bool is_given = first + row + pass * AT_ONCE < limit && column < GIVEN;
+      copy_async(to + pass * AT_ONCE * TO_STRIDE, is_given ? place : from, is_given);
+      place += AT_ONCE * stride;
     }
   } else {
 #pragma unroll
     for (int chunk = threadIdx.x; chunk < COUNT * CHUNKS; chunk += THREADS) {
-      int row = chunk / CHUNKS, column = chunk % CHUNKS * 8;
+      int row = chunk / CHUNKS, column = chunk % CHUNKS * CHUNK;
       bool is_given = first + row < limit && column < GIVEN;
       const Element* place = from + static_cast<long long>(first + row) * stride + column;
       copy_async(to + row * TO_STRIDE + column, is_given ? place : from, is_given);
     }
   }
+}
+
+// A weight as products take it.
+__device__ __forceinline__ float as_multiplied(float weight) {
+#if ELEMENT == 0
+  return bits_value(value_bits(weight) & 0xffffe000u);
+#else
+  return weight;
+#endif
+}
+
+// Two elements side by side, the first at an even place.
+__device__ __forceinline__ void store_two(Element* to, float low, float high) {
+#if ELEMENT == 0
+  to[0] = low, to[1] = high;
+#else
+  *reinterpret_cast<unsigned*>(to) = pair_of(low, high);
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -100,11 +124,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int tile = 0; tile < TILES; ++tile)
     for (int half = 0; half < 2; ++half) bases[tile][half] = NOTHING, norms[tile][half] = 0.0f;
-  unsigned kept[KEEPS_QUERIES ? TILES : 1][KEEPS_QUERIES ? SIZE / 16 : 1][4];
+  unsigned kept[KEEPS_QUERIES ? TILES : 1][KEEPS_QUERIES ? SIZE / STEP : 1][4];
 
-  // Rows and columns that a lane addresses of a 16 x 16 piece: of queries and transposed values, and of keys.
-  const int piece_row = lane % 16, piece_column = lane / 16 * 8;
-  const int key_row = lane / 16 * 8 + lane % 8, key_column = lane / 8 % 2 * 8;
+  // Rows and columns that a lane addresses of a 16 x STEP piece: of queries and transposed values, and of keys.
+  const int piece_row = lane % 16, piece_column = lane / 16 * CHUNK;
+  const int key_row = lane / 16 * 8 + lane % 8, key_column = lane / 8 % 2 * CHUNK;
   const Element* query_piece = query_tile + (own + piece_row) * WIDE_STRIDE + piece_column;
 
   for (int start = begin; start < end; start += KEYS) {
@@ -122,14 +146,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
-        for (int step = 0; step < SIZE / 16; ++step)
+        for (int step = 0; step < SIZE / STEP; ++step)
           load_matrices(kept[KEEPS_QUERIES ? tile : 0][KEEPS_QUERIES ? step : 0],
-                        query_piece + tile * 16 * WIDE_STRIDE + step * 16);
+                        query_piece + tile * 16 * WIDE_STRIDE + step * STEP);
     }
 
     float scores[TILES][KEYS / 8][4] = {};
 #pragma unroll
-    for (int step = 0; step < SIZE / 16; ++step) {
+    for (int step = 0; step < SIZE / STEP; ++step) {
       unsigned loaded[TILES][4];
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile) {
@@ -137,13 +161,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
           for (int i = 0; i < 4; ++i) loaded[tile][i] = kept[KEEPS_QUERIES ? tile : 0][KEEPS_QUERIES ? step : 0][i];
         } else {
-          load_matrices(loaded[tile], query_piece + tile * 16 * WIDE_STRIDE + step * 16);
+          load_matrices(loaded[tile], query_piece + tile * 16 * WIDE_STRIDE + step * STEP);
         }
       }
 #pragma unroll
       for (int piece = 0; piece < KEYS / 16; ++piece) {
         unsigned b[4];
-        load_matrices(b, key_tile + (piece * 16 + key_row) * STRIDE + step * 16 + key_column);
+        load_matrices(b, key_tile + (piece * 16 + key_row) * STRIDE + step * STEP + key_column);
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
           multiply_add(scores[tile][2 * piece], loaded[tile], b[0], b[1]);
@@ -192,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2)) * factor;
         float shrink = 1.0f;
         if (peak > bases[tile][half] + MOST_RISE) {
-          shrink = exp2_of(bases[tile][half] - peak);
+          shrink = fast_exp2(bases[tile][half] - peak);
           bases[tile][half] = peak;
         }
         const float base = bases[tile][half] == NOTHING ? 0.0f : bases[tile][half];
@@ -201,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int n = 0; n < KEYS / 8; ++n)
 #pragma unroll
           for (int i = 2 * half; i < 2 * half + 2; ++i) {
-            scores[tile][n][i] = exp2_of(scores[tile][n][i] * factor - base);
+            scores[tile][n][i] = as_multiplied(fast_exp2(scores[tile][n][i] * factor - base));
             norm += scores[tile][n][i];
           }
         norms[tile][half] = norm;
@@ -213,6 +237,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
       }
 
+#if ELEMENT == 0
+#pragma unroll
+    for (int step = 0; step < KEYS / 8; ++step) {
+      unsigned weights[TILES][4];
+#pragma unroll
+      for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weights[tile][i] = value_bits(scores[tile][step][i % 2 * 2 + i / 2]);
+      const float* place = value_tile + (step * 8 + lane % 4 * 2) * VALUE_STRIDE + lane / 4;
+#pragma unroll
+      for (int n = 0; n < VALUE_SIZE / 8; ++n) {
+        const unsigned b0 = value_bits(place[n * 8]), b1 = value_bits(place[VALUE_STRIDE + n * 8]);
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) multiply_add(sums[tile][n], weights[tile], b0, b1);
+      }
+    }
+#else
 #pragma unroll
     for (int step = 0; step < KEYS / 16; ++step) {
       unsigned weights[TILES][4];
@@ -234,6 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
       }
     }
+#endif
   }
 
   // The results go through the warp's rows of the query tile, so that they leave in 16-byte chunks.
@@ -255,14 +297,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       Element* row = result + (tile * 16 + half * 8 + lane / 4) * WIDE_STRIDE + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < VALUE_SIZE / 8; ++n)
-        *reinterpret_cast<unsigned*>(row + n * 8) =
-            pair_of(sums[tile][n][2 * half] * part, sums[tile][n][2 * half + 1] * part);
+        store_two(row + n * 8, sums[tile][n][2 * half] * part, sums[tile][n][2 * half + 1] * part);
     }
   __syncwarp();
   y += batch * y_batch + head * y_head;
-  constexpr int CHUNKS = VALUE_HEAD / 8;
+  constexpr int CHUNKS = VALUE_HEAD / CHUNK;
   for (int chunk = lane; chunk < TILES * 16 * CHUNKS; chunk += 32) {
-    int row = chunk / CHUNKS, column = chunk % CHUNKS * 8;
+    int row = chunk / CHUNKS, column = chunk % CHUNKS * CHUNK;
     if (first + own + row < queries)
       *reinterpret_cast<uint4*>(y + (first + own + row) * y_row + column) =
           *reinterpret_cast<const uint4*>(result + row * WIDE_STRIDE + column);

@@ -60,6 +60,7 @@ __device__ __forceinline__ unsigned bf16_pair(float low, float high) {
 }
 
 __device__ __forceinline__ float bits_value(unsigned bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ unsigned value_bits(float value) { return __float_as_uint(value); }
 
 __device__ __forceinline__ float fast_exp2(float x) {
   float value;

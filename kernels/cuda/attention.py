@@ -307,6 +307,9 @@ def all_programs() -> Iterator[Program]:
         for head, tiles, keys in ((64, 2, 64), (128, 2, 32 if mask else 64), (256, 1, 64), (80, 1, 64)):
             sizes: dict[str, Any] = {"HEAD": head, "VALUE_HEAD": head, "WARPS": 4, "TILES": tiles, "KEYS": keys}
             yield Program.file("attention.cu", ELEMENT=element, MASK=mask, SHAPED=int(mask > 0), **sizes)
+    for mask, head in ((0, 64), (2, 128), (0, 256)):
+        sizes = {"HEAD": head, "VALUE_HEAD": head, "WARPS": 4, "TILES": 1 if head > 128 else 2, "KEYS": 32}
+        yield Program.file("attention.cu", ELEMENT=0, MASK=mask, SHAPED=int(mask > 0), **sizes)
     for element, mask, groups, blocks in ((1, 0, 2, 2), (2, 2, 1, 2)):
         sizes = {"HEAD": 64 * groups, "VALUE_HEAD": 64, "GROUPS": groups, "BLOCKS": blocks, "KEYS": 64, "STAGES": 4}
         defines = {"ELEMENT": element, "MASK": mask, "SHAPED": mask, **sizes}

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .cublas_lt import PRECISION
 from .gpu import Gpu
 from .programs import Program
 
@@ -65,10 +66,12 @@ class Division:
 
 
 def division(gpu: Gpu, of: Sizes, defines: dict[str, Any], dtype: "np.dtype[Any]") -> Division:
-    """Of attention over tiles of keys."""
-    if dtype == np.float32:
+    """Of attention over tiles of keys; of float32 by tensor cores where it may be rounded to TF32 (`tf32`)."""
+    if dtype == np.float32 and not PRECISION.is_tf32:
         return _of_floats(gpu, of, defines)
-    return _of_warpgroups(gpu, of, defines) if has_warpgroups(gpu, of, dtype) else _of_warps(gpu, of, defines)
+    if has_warpgroups(gpu, of, dtype):
+        return _of_warpgroups(gpu, of, defines)
+    return _of_warps(gpu, of, defines, dtype.itemsize)
 
 
 def has_warpgroups(gpu: Gpu, of: Sizes, dtype: "np.dtype[Any]") -> bool:
@@ -82,14 +85,24 @@ def padded(size: int) -> int:
 
 
 def _of_floats(gpu: Gpu, of: Sizes, defines: dict[str, Any]) -> Division:
-    tiles = 4
-    if of.batch * of.heads * -(-of.queries // (16 * tiles)) < gpu.multiprocessors:
-        tiles = 2
-    keys = 64 if of.widest <= 64 else 32
-    rows = 16 * tiles
-    shared = 4 * (rows * (of.head + 4) + rows * (keys + 4) + 2 * keys * (of.head + 4 + of.value_head))
+    few = of.batch * of.heads * -(-of.queries // 64) < gpu.multiprocessors
+    choices = (
+        (tiles, keys) for tiles in ((2, 1) if few else (4, 2, 1)) for keys in _keys(64 if of.widest <= 64 else 32)
+    )
+    sized = ((tiles, keys, _bytes_of_floats(of, 16 * tiles, keys)) for tiles, keys in choices)
+    tiles, keys, shared = next(each for each in sized if each[2] <= gpu.shared_bytes)
     program = Program.file("attention_f32.cu", **defines, TILES=tiles, KEYS=keys)
-    return Division(program, "attention_f32", rows, 256, shared)
+    return Division(program, "attention_f32", 16 * tiles, 256, shared)
+
+
+def _bytes_of_floats(of: Sizes, rows: int, keys: int) -> int:
+    """Shared memory of a block of attention_f32.cu: its queries, their weights, and two tiles of keys and values."""
+    return 4 * (rows * (of.head + 4) + rows * (keys + 4) + 2 * keys * (of.head + 4 + of.value_head))
+
+
+def _keys(most: int) -> list[int]:
+    """How many keys a tile may have, where fewer fit too."""
+    return [keys for keys in (64, 32, 16) if keys <= most]
 
 
 @dataclass(frozen=True)
@@ -105,19 +118,20 @@ class _Tiles:
         """Queries of a block."""
         return self.warps * self.tiles * 16
 
-    def shared_bytes(self, of: Sizes) -> int:
+    def shared_bytes(self, of: Sizes, itemsize: int) -> int:
         """Of a block: its queries, and two tiles of keys and values."""
-        key, value = padded(of.head) + 8, padded(of.value_head) + 8
-        return 2 * (self.rows * max(key, value) + 2 * self.keys * (key + value))
+        chunk = 16 // itemsize
+        key, value = (-(-size // (2 * chunk)) * 2 * chunk + chunk for size in (of.head, of.value_head))
+        return itemsize * (self.rows * max(key, value) + 2 * self.keys * (key + value))
 
 
-def _of_warps(gpu: Gpu, of: Sizes, defines: dict[str, Any]) -> Division:
-    tiles = _tiles(gpu, of, bool(defines["SHAPED"]))
+def _of_warps(gpu: Gpu, of: Sizes, defines: dict[str, Any], itemsize: int) -> Division:
+    tiles = _tiles(gpu, of, bool(defines["SHAPED"]), itemsize)
     program = Program.file("attention.cu", **defines, WARPS=tiles.warps, TILES=tiles.tiles, KEYS=tiles.keys)
-    return Division(program, "attention", tiles.rows, tiles.warps * 32, tiles.shared_bytes(of))
+    return Division(program, "attention", tiles.rows, tiles.warps * 32, tiles.shared_bytes(of, itemsize))
 
 
-def _tiles(gpu: Gpu, of: Sizes, is_shaped: bool) -> _Tiles:
+def _tiles(gpu: Gpu, of: Sizes, is_shaped: bool, itemsize: int) -> _Tiles:
     """The largest blocks that give every multiprocessor one."""
     most = _ACCUMULATORS if is_shaped else _MOST_ACCUMULATORS
     wide = padded(of.widest)
@@ -125,9 +139,11 @@ def _tiles(gpu: Gpu, of: Sizes, is_shaped: bool) -> _Tiles:
     found = None
     for warps, tiles in choices:
         keys = 64 if tiles * (64 + padded(of.value_head)) // 2 <= most else 32
-        found = _Tiles(warps, tiles, keys)
-        if found.shared_bytes(of) > gpu.shared_bytes:
-            found = _Tiles(warps, tiles, keys // 2)
+        fitting = (_Tiles(warps, tiles, count) for count in _keys(keys))
+        fits = next((each for each in fitting if each.shared_bytes(of, itemsize) <= gpu.shared_bytes), None)
+        if fits is None:
+            continue
+        found = fits
         blocks = of.batch * of.heads * -(-of.queries // found.rows)
         if blocks >= gpu.multiprocessors and found.rows < 2 * of.queries:
             break

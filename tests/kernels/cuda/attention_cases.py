@@ -8,9 +8,11 @@ import numpy as np
 
 from irpar.kernels import lookup
 from irpar.kernels.cuda import lookup as lookup_cuda
+from irpar.kernels.cuda.cublas_lt import tf32
 
 DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
-TOLERANCES = {"f32": 2e-6, "f16": 2e-3, "bf16": 1.6e-2}
+DTYPES["tf32"] = DTYPES["f32"]
+TOLERANCES = {"f32": 2e-6, "tf32": 2e-3, "f16": 2e-3, "bf16": 1.6e-2}
 """Of the largest result, about two roundings of it."""
 
 
@@ -19,6 +21,7 @@ class Case:
     """A call.
 
     Attributes:
+        dtype: of operands; tf32 is float32 that may be rounded so.
         mask: its dtype, and which of its dims (batch, heads, queries, keys) are 1; or None.
         mask_keys: how many keys it reaches; 0 for all.
         valid: whether it is told how many keys are there.
@@ -92,10 +95,12 @@ def attributes_of(case: Case) -> dict[str, Any]:
 
 
 def expected(case: Case, given: list[Any]) -> tuple[Any, ...]:
-    """The results in float64."""
+    """The results in float64, of TF32 for operands without the bits that tensor cores drop."""
     kernel = lookup("", "Attention", 24)
     assert kernel is not None
     wide = [x.astype(np.float64) if x is not None and x.dtype in DTYPES.values() else x for x in given]
+    if case.dtype == "tf32":
+        wide[:3] = [(x.copy().view(np.uint32) & 0xFFFFE000).view(np.float32).astype(np.float64) for x in given[:3]]
     return kernel(np, wide, attributes_of(case), case.results)
 
 
@@ -103,7 +108,8 @@ def found(gpu: Any, case: Case, given: list[Any], outs: Any = None) -> tuple[Any
     """The results of the CUDA kernel."""
     kernel = lookup_cuda("", "Attention", 24)
     assert kernel is not None
-    return kernel(gpu, given, attributes_of(case), case.results, outs)
+    with tf32(case.dtype == "tf32"):
+        return kernel(gpu, given, attributes_of(case), case.results, outs)
 
 
 def check(case: Case, results: tuple[Any, ...] | None, given: list[Any]) -> None:

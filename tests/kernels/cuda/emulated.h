@@ -285,11 +285,21 @@ static void matrices(unsigned (&to)[4], const unsigned short* row, bool transpos
 }
 inline void load_matrices(unsigned (&to)[4], const unsigned short* row) { matrices(to, row, false); }
 inline void load_transposed(unsigned (&to)[4], const unsigned short* row) { matrices(to, row, true); }
-inline void load_matrices(unsigned (&)[4], const float*) { std::abort(); }
+// Of float32: element l % 4 of row l / 4.
+inline void load_matrices(unsigned (&to)[4], const float* row) {
+  static const float* rows[64][32];
+  check_aligned(row);
+  rows[warp()][lane()] = row;
+  __syncwarp();
+  for (int i = 0; i < 4; ++i) to[i] = value_bits(rows[warp()][8 * i + lane() / 4][lane() % 4]);
+  __syncwarp();
+}
 
 // mma.m16n8k16. a (16 x 16): register i holds row l / 4 + 8 (i % 2), columns 2 (l % 4) + 8 (i / 2) and the next.
 // b (16 x 8): register i holds rows 2 (l % 4) + 8 i and the next, column l / 4.
 // The sums (16 x 8): register i holds row l / 4 + 8 (i / 2), column 2 (l % 4) + i % 2.
+// m16n8k8 of TF32. a (16 x 8): register i holds row l / 4 + 8 (i % 2), column l % 4 + 4 (i / 2).
+// b (8 x 8): register i holds row l % 4 + 4 i, column l / 4.
 static float part_value(unsigned pair, int part) {
   unsigned short bits = pair >> (16 * part) & 0xffff;
   return ELEMENT == 2 ? bits_value(static_cast<unsigned>(bits) << 16) : fp16_value(bits);
@@ -304,11 +314,19 @@ static void multiply_add(float (&sums)[4], const unsigned (&a)[4], unsigned b0, 
   for (int i = 0; i < 4; ++i) {
     int row = lane() / 4 + 8 * (i / 2), column = 2 * (lane() % 4) + i % 2;
     double sum = sums[i];
+#if ELEMENT == 0
+    for (int k = 0; k < 8; ++k) {
+      unsigned left = lanes[row % 8 * 4 + k % 4].given[row / 8 + k / 4 * 2];
+      unsigned right = lanes[column * 4 + k % 4].given[4 + k / 4];
+      sum += static_cast<double>(bits_value(left & 0xffffe000u)) * bits_value(right & 0xffffe000u);
+    }
+#else
     for (int k = 0; k < 16; ++k) {
       unsigned left = lanes[row % 8 * 4 + k % 8 / 2].given[row / 8 + k / 8 * 2];
       unsigned right = lanes[column * 4 + k % 8 / 2].given[4 + k / 8];
       sum += static_cast<double>(part_value(left, k % 2)) * part_value(right, k % 2);
     }
+#endif
     sums[i] = static_cast<float>(sum);
   }
   __syncwarp();
