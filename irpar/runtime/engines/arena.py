@@ -288,7 +288,7 @@ def with_states(into: Mapping[Node, Any], nodes: Iterable[Node], states: Mapping
 def _has_place(value: Value, dtypes: "Set[np.dtype[Any]] | None") -> bool:
     """Whether a result is of known size and not empty, and of one of some dtypes.
 
-    Strings are objects of Python, which bytes cannot hold; numpy takes a byte for each element that ONNX packs into less.
+    Strings are objects of Python, which bytes cannot hold, and what ONNX packs takes a byte for each element in numpy.
     """
     type_ = tensor_type(value.type)
     if type_ is None or not type_.is_static or not type_.nbytes:
