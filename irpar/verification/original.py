@@ -125,17 +125,19 @@ class Original:
             inputs: full arrays by name.
             fetch: intermediate values to return instead of the outputs.
             optimized: whether ONNX Runtime may fuse and fold.
-            threads: how many compute; 0: as many as ONNX Runtime chooses.
+            threads: how many compute; 0: as many as ONNX Runtime chooses. One where several would lose updates.
 
         Raises:
             VerificationError: ONNX Runtime refuses the model or the inputs.
         """
         onnxruntime = import_native("onnxruntime")
 
+        from irpar.runtime.engines.ort_scatter import meets_itself
         from irpar.runtime.engines.ort_values import exact_options
 
         options = exact_options(value.dtype for graph in self.module.all_graphs() for value in graph.constants)
-        options.intra_op_num_threads = threads
+        meets = any(meets_itself(node) for graph in self.module.all_graphs() for node in graph)
+        options.intra_op_num_threads = 1 if meets else threads
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         if fetch is not None:

@@ -45,6 +45,7 @@ from .arrays import ON_HOST, Arrays
 from .base import Bind, BoundWork, CompiledSegment, Constants, EngineSettings
 from .control_flow import CONTROL_FLOW
 from .ort_bindings import Bindings, Buffers
+from .ort_scatter import goes_in_turn, in_turn, need_one_thread
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
 from .ort_versions import ALWAYS_LOADED, newest_opset
 from .sequences import SEQUENCE_OPS
@@ -104,10 +105,11 @@ class OrtEngine:
     def compile(self, segment: Segment, constants: Constants) -> "OrtSegment":
         """Make a session of a segment; see `Engine.compile`."""
         weights = _Weights(constants)
-        model = segment_model(segment, self._opsets, weights)
+        threads = 1 if need_one_thread(_all_nodes(segment)) else self._threads
+        model = segment_model(segment, self._opsets, weights, threads)
         options = exact_options(value.dtype for value in segment.constants)
-        options.intra_op_num_threads = self._threads
-        if self._threads > 1:
+        options.intra_op_num_threads = threads
+        if threads > 1:
             # Each segment has a pool: those that wait for work must leave the cores to the others, and to other ranks.
             options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if self._shares_arena:
@@ -141,8 +143,8 @@ def register_arena() -> None:
     onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", arena, 0, default), None)
 
 
-def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights") -> onnx.ModelProto:
-    """A segment as an ONNX model whose inputs and outputs are the segment's."""
+def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights", threads: int = 1) -> onnx.ModelProto:
+    """A segment as an ONNX model whose inputs and outputs are the segment's, for a session of so many threads."""
     graph = Graph(f"{segment.graph.name}_{segment.index}")
     copies: dict[Value, Value] = {}
     for value in segment.inputs:
@@ -161,6 +163,8 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights")
                 _spare_empty(inner, copies)
             elif trains(inner):
                 _replace_copies(copies, write_out(inner, opsets))
+            elif threads != 1 and goes_in_turn(inner):
+                _replace_copies(copies, in_turn(inner, opsets))
     kept = set(segment.outputs)
     for node in segment.nodes:
         for value in node.results:
@@ -388,6 +392,14 @@ def _advice(segment: Segment) -> str:
     if not lacking:
         return f"use {option('engine', 'numpy')}"
     return f"check that ONNX Runtime runs the original; the engine numpy has no kernel for {', '.join(lacking)}"
+
+
+def _all_nodes(segment: Segment) -> Iterator[Node]:
+    """The nodes of a segment, those of bodies and of called functions included."""
+    for node in segment.nodes:
+        yield from _walk(node)
+    for function in segment.functions():
+        yield from function.graph.walk()
 
 
 def _walk(node: Node) -> Iterator[Node]:
