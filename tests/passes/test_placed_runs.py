@@ -119,6 +119,17 @@ def test_micro_batches_run_on_the_device_beside_an_optimizer_on_the_host() -> No
     np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
+def test_a_pin_that_names_what_communicates_tells_of_the_loop_beside_it() -> None:
+    step = irpar.train_step(models.build("mlp"), loss="mse", optimizer="adamw", micro_batches=2)
+    zero = "zero{stage=1, threshold-kb=0}"
+    nodes = irpar.partition(step, "dp=2", pipeline=composed(zero)).module.graph
+    name = next(node.result.source_name for node in nodes if node.op_type == "AllGather")
+    with pytest.raises(irpar.IrparError) as told:
+        irpar.partition(step, "dp=2", pipeline=composed(zero, [str(Place((name,), (), "device"))]))
+    assert "communicates, and its operands are on the device" in str(told.value)
+    assert "the loop over micro-batches, runs where the node does" in str(told.value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"micro_batches": 2}], ids=["plain", "clip", "micro"])
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class Pins:
                 raise IrparError(
                     f"{program.graph.units[units[0]].name} cannot be on the host, as {said} says",
                     where=self.where,
-                    notes=(program.refusals[units[0]],),
+                    notes=(program.refusals[units[0]], *_notes_on_loops(program)),
                     do="leave it out",
                 )
             for unit in able:
@@ -122,3 +122,9 @@ class Pins:
                     where=self.where,
                     do="leave it out",
                 )
+
+
+def _notes_on_loops(program: PlaceableProgram) -> Iterator[str]:
+    """What else a pin may have meant."""
+    if any(node.holds_graphs for node in program.source):
+        yield "what a body computes, as that of the loop over micro-batches, runs where the node does that has the body"
