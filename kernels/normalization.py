@@ -78,6 +78,7 @@ def layer_normalization(
     """Zero mean and unit variance over the dims from `axis` on; gives y, mean, 1 / standard deviation."""
     axes, kind, statistics = _last_axes(x, axis), _stash_dtype(x, stash_type), dtype_of(stash_type)
     operands = widen(scale), None if bias is None else widen(bias)
+    x = _in_order(xp, x)
     if not _is_by_rows(xp, x, np.broadcast_shapes(x.shape, scale.shape)):
         found = _layer_normalized(xp, x.astype(kind, copy=False), axes, *operands, epsilon)
         made = zip(found, (x.dtype, statistics, statistics), (*outs, None, None, None), strict=False)
@@ -94,9 +95,14 @@ def layer_normalization(
     return y, mean, inverse
 
 
+def _in_order(xp: ArrayModule, x: Array) -> Array:
+    """x with its rows side by side, so that their sums do not depend on how it lies."""
+    return np.ascontiguousarray(x) if xp.__name__ == "numpy" else x
+
+
 def _is_by_rows(xp: ArrayModule, x: Array, shape: tuple[int, ...]) -> bool:
-    """Whether rows of x can be normalised by themselves, in pieces that lie in its order; the result has a shape."""
-    return xp.__name__ == "numpy" and x.flags.c_contiguous and bool(x.size) and x.shape == shape
+    """Whether rows of x, in order, can be normalised by themselves, in pieces; the result has a shape."""
+    return xp.__name__ == "numpy" and bool(x.size) and x.shape == shape
 
 
 def _layer_normalized(
@@ -136,6 +142,7 @@ def rms_normalization(
 ) -> Array:
     """Unit root mean square over the dims from `axis` on; the result has the scale's dtype."""
     axes, kind, wide_scale = _last_axes(x, axis), _stash_dtype(x, stash_type), widen(scale)
+    x = _in_order(xp, x)
     if not _is_by_rows(xp, x, np.broadcast_shapes(x.shape, scale.shape)):
         return written(xp, narrow(_root_mean_normalized(xp, x, axes, wide_scale, epsilon, kind), scale.dtype), out)
     y, tail = contiguous_result(out, x.shape, scale.dtype), x.shape[axes[0] :]
