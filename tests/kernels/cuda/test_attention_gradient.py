@@ -10,6 +10,7 @@ import pytest
 
 from irpar.kernels import lookup
 from irpar.kernels.cuda import lookup as lookup_cuda
+from irpar.kernels.cuda.cublas_lt import tf32
 
 from .attention_cases import DTYPES, TOLERANCES, Case, operands
 from .emulation import NEEDS_COMPILER, EmulatedGpu
@@ -20,6 +21,8 @@ CASES = [
     Case(dtype="bf16", batch=2, queries=40, keys=70, heads=4, head=40, value_head=24, mask=("bool", "h")),
     Case(dtype="f32", batch=2, queries=40, keys=70, heads=4, head=40, value_head=24, mask=("bool", "h")),
     Case(dtype="f32", queries=70, keys=70, heads=2, key_heads=1, head=128, attributes={"is_causal": 1}),
+    Case(dtype="tf32", batch=2, queries=40, keys=70, heads=4, head=40, value_head=24, mask=("bool", "h")),
+    Case(dtype="tf32", queries=70, keys=70, heads=2, key_heads=1, head=128, attributes={"is_causal": 1}),
     Case(queries=33, keys=65, heads=2, key_heads=1, head=128, mask=("f32", "bq"), layout="strided"),
     Case(dtype="bf16", batch=2, queries=130, keys=200, heads=4, key_heads=2, head=64, value_head=128),
 ]
@@ -28,7 +31,8 @@ CASES = [
 def call(table: Any, first: Any, name: str, given: list[Any], case: Case, results: int, outs: Any = None) -> Any:
     kernel = table("irpar", name, 1)
     assert kernel is not None
-    return kernel(first, given, {"scale": 0.2, **case.attributes}, results, outs)
+    with tf32(case.dtype == "tf32"):
+        return kernel(first, given, {"scale": 0.2, **case.attributes}, results, outs)
 
 
 def gradient_of(case: Case, rng: np.random.Generator) -> Any:
@@ -75,7 +79,8 @@ def check(gpu: Any, case: Case, seed: int = 0) -> None:
     right = call(lookup, np, "AttentionGradient", [*wide[:3], dys, y, logarithms, wide[3]], case, 3)
     tolerance = TOLERANCES[case.dtype]
     found = [x if isinstance(x, np.ndarray) else x.get() for x in (*forward, *gradients)]
-    np.testing.assert_allclose(found[1], logarithms, rtol=1e-4, atol=1e-4)
+    rounding = 5e-3 if case.dtype == "tf32" else 1e-4
+    np.testing.assert_allclose(found[1], logarithms, rtol=rounding, atol=rounding)
     for one, wanted in zip((found[0], *found[2:]), (y, *right), strict=True):
         assert one.dtype == DTYPES[case.dtype]
         assert one.shape == wanted.shape
