@@ -45,7 +45,7 @@ from .arrays import ON_HOST, Arrays
 from .base import Bind, BoundWork, CompiledSegment, Constants, EngineSettings
 from .control_flow import CONTROL_FLOW
 from .ort_bindings import Bindings, Buffers
-from .ort_scatter import goes_in_turn, in_turn, need_one_thread
+from .ort_scatter import goes_in_turn, in_turn, meets_itself
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
 from .ort_versions import ALWAYS_LOADED, newest_opset
 from .sequences import SEQUENCE_OPS
@@ -105,7 +105,7 @@ class OrtEngine:
     def compile(self, segment: Segment, constants: Constants) -> "OrtSegment":
         """Make a session of a segment; see `Engine.compile`."""
         weights = _Weights(constants)
-        threads = 1 if need_one_thread(_all_nodes(segment)) else self._threads
+        threads = 1 if _needs_one_thread(segment) else self._threads
         model = segment_model(segment, self._opsets, weights, threads)
         options = exact_options(value.dtype for value in segment.constants)
         options.intra_op_num_threads = threads
@@ -394,12 +394,11 @@ def _advice(segment: Segment) -> str:
     return f"check that ONNX Runtime runs the original; the engine numpy has no kernel for {', '.join(lacking)}"
 
 
-def _all_nodes(segment: Segment) -> Iterator[Node]:
-    """The nodes of a segment, those of bodies and of called functions included."""
-    for node in segment.nodes:
-        yield from _walk(node)
-    for function in segment.functions():
-        yield from function.graph.walk()
+def _needs_one_thread(segment: Segment) -> bool:
+    """Whether several would lose updates: in functions, whose bodies stay as they are, or where sizes are not known."""
+    walked = (inner for node in segment.nodes for inner in _walk(node))
+    called = (inner for function in segment.functions() for inner in function.graph.walk())
+    return any(meets_itself(node) and not goes_in_turn(node) for node in walked) or any(map(meets_itself, called))
 
 
 def _walk(node: Node) -> Iterator[Node]:

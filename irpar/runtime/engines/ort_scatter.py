@@ -5,7 +5,7 @@ indices repeat, so that updates are lost. That of ScatterElements goes through i
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -25,11 +25,6 @@ def meets_itself(node: Node) -> bool:
 def goes_in_turn(node: Node) -> bool:
     """Whether sizes are known of a node that `meets_itself`, so that it can be written otherwise."""
     return meets_itself(node) and all(value.is_static for value in node.inputs)
-
-
-def need_one_thread(nodes: Iterable[Node]) -> bool:
-    """Whether one of some nodes that `meets_itself` cannot be written otherwise."""
-    return any(meets_itself(node) and not goes_in_turn(node) for node in nodes)
 
 
 def in_turn(node: Node, opsets: Mapping[str, int]) -> dict[Value, Value]:
