@@ -245,7 +245,7 @@ class Sharding:
         return self.with_partial(left, self.reduce)
 
     def cut_further(self, axes: Sequence[Axis], shape: Sequence[int]) -> Iterator["Sharding"]:
-        """The ways to cut one dim by more axes, into equal blocks, not partial; none where these cut some dim already.
+        """The ways to cut one dim by more axes, no block empty, not partial; none where these cut some dim already.
 
         >>> lies = Sharding.of_spec(Mesh({"dp": 2, "tp": 4}), [["dp"], None])
         >>> [str(further) for further in lies.cut_further([Axis("tp")], (16, 6))]
@@ -255,7 +255,8 @@ class Sharding:
             return
         for dim, cut in enumerate(self.axes):
             more = (*cut, *axes)
-            if shape[dim] and shape[dim] % self.mesh.group_size(more) == 0:
+            blocks = self.mesh.group_size(more)
+            if -(-shape[dim] // blocks) * (blocks - 1) < shape[dim]:
                 yield Sharding.of_axes(self.mesh, (*self.axes[:dim], more, *self.axes[dim + 1 :]))
 
     def dim_parts(self, dim: int) -> int:

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import irpar
 from irpar import models
@@ -369,3 +371,30 @@ def test_a_sum_of_three_stays_in_parts_once_all_of_them_are() -> None:
 """
     pipeline = "complete-sharding,insert-redistribution,simplify-collectives"
     assert moved(text, pipeline) == [("ReduceScatter", "y")]
+
+
+@pytest.mark.parametrize("rows", [200, 201, 203])
+def test_sizes_that_do_not_divide_move_as_those_that_do(rows: int) -> None:
+    """Columns become rows, of which ranks have not equally many; all that follows is computed by rows."""
+    weights = {f"w{n}": (32, 64) for n in range(3)} | {f"v{n}": (64, 8) for n in range(3)}
+    nodes = [helper.make_node("Sum", ["o0", "o1", "o2"], ["y"])]
+    for n in range(3):
+        nodes.insert(0, helper.make_node("MatMul", [f"r{n}", f"v{n}"], [f"o{n}"]))
+        nodes.insert(0, helper.make_node("Relu", [f"h{n}"], [f"r{n}"]))
+        nodes.insert(0, helper.make_node("MatMul", ["x", f"w{n}"], [f"h{n}"]))
+    random = np.random.default_rng(0)
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, 8])],
+        [numpy_helper.from_array(random.standard_normal(dims, np.float32), name) for name, dims in weights.items()],
+    )
+    module = to_module(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+    module.shard("x", [None, "tp"])
+    made = irpar.partition(module, "tp=4")
+    assert {kind: told["collectives"] for kind, told in made.plan.totals["by_kind"].items()} == {
+        "all_to_all": 1,
+        "all_gather": 1,
+    }
+    made.verify(engine="numpy").check()
