@@ -74,6 +74,16 @@ __device__ __forceinline__ float as_multiplied(float weight) {
 #endif
 }
 
+// Register i of the weights that a product takes in a step, where scores were.
+__device__ __forceinline__ unsigned weights_of(const float (&scores)[KEYS / 8][4], int step, int i) {
+#if ELEMENT == 0
+  return value_bits(scores[step][i % 2 * 2 + i / 2]);
+#else
+  const float* pair = scores[2 * step + i / 2] + i % 2 * 2;
+  return pair_of(pair[0], pair[1]);
+#endif
+}
+
 // Two elements side by side, the first at an even place.
 __device__ __forceinline__ void store_two(Element* to, float low, float high) {
 #if ELEMENT == 0
@@ -237,14 +247,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
       }
 
-#if ELEMENT == 0
 #pragma unroll
-    for (int step = 0; step < KEYS / 8; ++step) {
+    for (int step = 0; step < KEYS / STEP; ++step) {
       unsigned weights[TILES][4];
 #pragma unroll
       for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) weights[tile][i] = value_bits(scores[tile][step][i % 2 * 2 + i / 2]);
+        for (int i = 0; i < 4; ++i) weights[tile][i] = weights_of(scores[tile], step, i);
+#if ELEMENT == 0
       const float* place = value_tile + (step * 8 + lane % 4 * 2) * VALUE_STRIDE + lane / 4;
 #pragma unroll
       for (int n = 0; n < VALUE_SIZE / 8; ++n) {
@@ -252,18 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) multiply_add(sums[tile][n], weights[tile], b0, b1);
       }
-    }
 #else
-#pragma unroll
-    for (int step = 0; step < KEYS / 16; ++step) {
-      unsigned weights[TILES][4];
-#pragma unroll
-      for (int tile = 0; tile < TILES; ++tile)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* pair = scores[tile][2 * step + i / 2] + i % 2 * 2;
-          weights[tile][i] = pair_of(pair[0], pair[1]);
-        }
 #pragma unroll
       for (int piece = 0; piece < VALUE_SIZE / 16; ++piece) {
         unsigned b[4];
@@ -274,8 +273,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           multiply_add(sums[tile][2 * piece + 1], weights[tile], b[2], b[3]);
         }
       }
-    }
 #endif
+    }
   }
 
   // The results go through the warp's rows of the query tile, so that they leave in 16-byte chunks.

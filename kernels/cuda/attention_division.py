@@ -79,9 +79,9 @@ def has_warpgroups(gpu: Gpu, of: Sizes, dtype: "np.dtype[Any]") -> bool:
     return gpu.arch == WARPGROUPS_ARCH and dtype.itemsize == 2 and {of.head, of.value_head} <= {64, 128}
 
 
-def padded(size: int) -> int:
-    """The size of a head in shared memory, where it is multiplied in steps of 16."""
-    return -(-size // 16) * 16
+def padded(size: int, step: int = 16) -> int:
+    """The size of a head in shared memory, where it is multiplied in such steps."""
+    return -(-size // step) * step
 
 
 def _of_floats(gpu: Gpu, of: Sizes, defines: dict[str, Any]) -> Division:
@@ -121,7 +121,7 @@ class _Tiles:
     def shared_bytes(self, of: Sizes, itemsize: int) -> int:
         """Of a block: its queries, and two tiles of keys and values."""
         chunk = 16 // itemsize
-        key, value = (-(-size // (2 * chunk)) * 2 * chunk + chunk for size in (of.head, of.value_head))
+        key, value = (padded(size, 2 * chunk) + chunk for size in (of.head, of.value_head))
         return itemsize * (self.rows * max(key, value) + 2 * self.keys * (key + value))
 
 

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from irpar.onnx_io.versions import NEWEST_IR_WRITTEN
+from irpar.onnx_io.versions import NEWEST_IR_WRITTEN, NEWEST_OPSET
 from irpar.runtime.engines.ort_versions import ALWAYS_LOADED
 
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
@@ -136,6 +136,15 @@ def numbers(value: Any) -> Any:
         return None
     array = np.asarray(value)
     return array.astype(object) if array.dtype.kind in "US" else array
+
+
+def readable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model, in no newer opset than irpar reads; for operators that did not change after it."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for entry in made.opset_import:
+        entry.version = min(entry.version, NEWEST_OPSET) if entry.domain == "" else entry.version
+    return made
 
 
 def within_range(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -6,11 +6,10 @@ import onnx
 import pytest
 
 from irpar.onnx_io import to_module
-from irpar.onnx_io.versions import NEWEST_OPSET
 from irpar.runtime.errors import EngineError
 from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh
-from tests.conformance.cases import Case, assert_close, cases
+from tests.conformance.cases import Case, assert_close, cases, readable
 
 from .devices import strict_device
 
@@ -33,15 +32,6 @@ def _is_about_these(model: onnx.ModelProto) -> bool:
     ops = {node.op_type for node in model.graph.node}
     is_sequence = any(not value.type.HasField("tensor_type") for value in model.graph.input)
     return bool(ops & OPS or is_sequence) and not (version < 9 and "Scan" in ops)
-
-
-def readable(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model in the newest opset that irpar reads; these ops did not change after it."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    for entry in made.opset_import:
-        entry.version = min(entry.version, NEWEST_OPSET) if entry.domain == "" else entry.version
-    return made
 
 
 def test_cases(subtests: pytest.Subtests) -> None:

@@ -157,7 +157,7 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights",
     names: Counter[str] = Counter()
     for node in segment.nodes:
         made = graph.append(clone_node(node, copies, graph.names))
-        for inner in (made, *(inner for nested in made.nested_graphs() for inner in nested.walk())):
+        for inner in tuple(_walk(made)):
             _strip_node(inner, names)
             if inner.identity == ("", "Scan"):
                 _spare_empty(inner, copies)
