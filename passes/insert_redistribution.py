@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from irpar.analysis.completion.flow import Flow, completed_flow
 from irpar.analysis.completion.fused_refinement import refine_for_program
-from irpar.analysis.completion.moves import captured_whole, first_target, placements_of, wanted_shardings
+from irpar.analysis.completion.moves import captured_whole, first_target, leaving, placements_of, wanted_shardings
 from irpar.analysis.completion.placement import why_whole
 from irpar.analysis.completion.refinement import refine
 from irpar.analysis.cost.network import Network
@@ -96,12 +96,13 @@ class _Insertion:
         self.placements = placements_of(flow, self.network)
         if options.refine:
             self._refine()
+        self.given = 0
+        self._free_results()
         self.reasons = Reasons(module, flow, self.placements)
         self.wanted: dict[Value, set[Sharding]] = {}
         self.moved: dict[tuple[Value, Sharding], Value] = {}
         self.collectives = 0
         self.slices = 0
-        self.given = 0
         self.copied: list[Value] = []
         self.log = RedistributionLog(module)
 
@@ -148,6 +149,14 @@ class _Insertion:
             given = self.placements[maker].results[value.index]
             if given is not None and needs and value.sharding not in needs:
                 value.sharding = given if given in needs else min(needs, key=str)
+
+    def _free_results(self) -> None:
+        """Let results of which nobody said how they leave the graph be as their nodes produce them, but for sums."""
+        for value in self.flow.free_results:
+            if value.sharding is not None:
+                leaves = leaving(self.flow, self.placements, value, value.sharding)
+                self.given += leaves != value.sharding
+                value.sharding = leaves
 
     def _remove_copied(self) -> None:
         """Remove constants of which only copies are read."""

@@ -129,6 +129,7 @@ def test_an_encoder_takes_its_heads_of_a_bias_of_all_three(tmp_path: Path) -> No
     for name in ("q.weight", "k.weight", "v.weight"):
         module.shard(name, [None, "tp"])
     module.shard("up.weight", ["tp", None])
+    module.shard("y", [None, None, None])
     partition = irpar.partition(module, {"tp": 4})
     partition.verify().check()
     assert [entry["kind"] for entry in partition.plan.collectives] == ["all_reduce", "all_reduce"]

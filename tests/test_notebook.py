@@ -131,7 +131,7 @@ def test_a_plan_is_shown_with_collectives_and_bytes(module: irpar.Module) -> Non
     partition = irpar.partition(module, "tp=2")
     shown = cells(partition._repr_html_())
     (entry,) = partition.plan.collectives
-    assert {"collective", "over", "times", "operand", "sent a device", "why", "all_reduce", "tp"} <= set(shown)
+    assert {"collective", "over", "times", "operand", "sent a device", "why", entry["kind"], "tp"} <= set(shown)
     assert irpar.units.bytes_text(entry["sent_bytes"]) in shown
     assert entry["reason"] in shown
     assert "i64" in shown

@@ -151,6 +151,7 @@ def copy_facts(module: Module, made: Module) -> None:
     made.conflicts, made.fixed, made.run_as_said = dict(module.conflicts), dict(module.fixed), dict(module.run_as_said)
     made.network, made.memory_limit, made.dim_names = module.network, module.memory_limit, dict(module.dim_names)
     made.literals, made.repeats = set(module.literals), dict(module.repeats)
+    made.free_results = set(module.free_results)
 
 
 def without_metadata(module: Module) -> Module:

@@ -64,6 +64,7 @@ class Module:
         fixed: name of an input to the only value that it takes: `irpar.inputs.fixed` has put that in its place.
         literals: names of constants that are no initializers in the source model, but nodes: no parameters.
         conflicts: name of what a collective gives to the conflict that it resolves; a log as well.
+        free_results: names of results that nobody but complete-sharding has sharded: they may leave otherwise.
         network: what communication is taken to cost, as `irpar.analysis.cost.network_lookup.network_of` reads it: the
             name of a preset, or the fields of a network file as JSON.
         repeats: in a module with a few of many equal layers, name of a value of the one that stands for others to how
@@ -81,6 +82,7 @@ class Module:
         "dim_names",
         "doc",
         "fixed",
+        "free_results",
         "functions",
         "gone",
         "graphs",
@@ -119,6 +121,7 @@ class Module:
         self.placed: dict[str, str] = {}
         self.fixed: dict[str, Tensor] = {}
         self.literals: set[str] = set()
+        self.free_results: set[str] = set()
         self.conflicts: dict[str, Conflict] = {}
         self.network = DEFAULT_NETWORK
         self.repeats: dict[str, int] = {}

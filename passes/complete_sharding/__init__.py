@@ -43,8 +43,8 @@ class CompleteSharding(Pass):
     (`choice`), but never against what rounds before the last have decided; the choice is kept where the
     moves that would really be made cost less. Where weights or state are annotated over axes that data are sharded over
     too, all of this begins where data carry these axes first, if that costs less (`data_first`). With `share-results`
-    each device keeps its share of sums that only free results of the graph are made of (`free_results`): whoever wants
-    a result whole annotates it so.
+    each device keeps its share of sums that only free results of the graph are made of (`free_results`), and
+    insert-redistribution sends nothing to bring a result to how it was completed: whoever wants it whole annotates it.
     """
 
     name = "complete-sharding"
@@ -136,6 +136,8 @@ class _Completion:
 
         `is_chosen`: the cheapest way is chosen where values conflict; `are_shared`: free results of sums are.
         """
+        self.flow.free_results = {value for value in self.flow.results() if are_shared and value.sharding is None}
+        self.module.free_results.update(value.name for value in self.flow.free_results)
         data_first = self._data_first() if is_chosen else {}
         free = self._start()
         _shard_so(self._propagated())

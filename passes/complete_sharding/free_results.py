@@ -33,9 +33,8 @@ def shares_of_results(flow: Flow, pinned: Collection[Value], network: Network) -
         network: what communication costs.
     """
     found: dict[Value, Sharding] = {}
-    replacing = {flow.graph.output(index) for tie in flow.states for _, index in tie.outputs}
-    for value in dict.fromkeys(flow.graph.outputs):
-        if flow.graph.return_node in value.users and value not in replacing:
+    for value in flow.results():
+        if flow.graph.return_node in value.users:
             found.update(_Tail(flow, pinned, network).shares(value))
     return found
 

@@ -3,7 +3,7 @@ import pytest
 from irpar.pass_manager import PassManager
 from irpar.sharding import IrparError
 
-from .golden import check, read, run
+from .golden import check, read, run, run_pipeline
 
 
 def test_row_parallel_matmul_is_reduced_before_the_bias() -> None:
@@ -26,6 +26,51 @@ def test_row_parallel_matmul_is_reduced_before_the_bias() -> None:
           %p = MatMul(%a, %w) : f32[8@dp, 64] partial(sum: tp) from "/fc2/MatMul"
           %p_1 = irpar.AllReduce(%p) {axes=["tp"], reduce="sum", id=0} : f32[8@dp, 64] for "/fc2/MatMul" as "p" doc "MatMul /fc2/MatMul sums over tp, which shards %a and %w"
           %y = Add(%p_1, %b) : f32[8@dp, 64]
+        }
+        """,
+    )
+
+
+FREE_RESULT = """
+mesh @m = ["tp"=4]
+graph @g(%x: f32[8, 64] replicated) -> (%y) opset 21 {{
+  %w = constant : f32[64, 256@tp] data("w.bin", 0, 65536)
+  %h = MatMul(%x, %w) : f32[8, 256@tp]
+  %y = Relu(%h) : f32[8, 256{}
+}}
+"""
+FREE = 'log free "y" "true"\n'
+
+
+@pytest.mark.parametrize("options", ["", "{refine=false}"])
+def test_a_result_of_which_nobody_said_how_it_leaves_is_left_as_its_node_produces_it(options: str) -> None:
+    check(f"insert-redistribution{options}", FREE_RESULT.format("] replicated") + FREE, FREE_RESULT.format("@tp]"))
+
+
+def test_a_result_that_is_said_to_leave_whole_is_gathered() -> None:
+    module = run("insert-redistribution", FREE_RESULT.format("] replicated"))
+    assert [node.op_type for node in module.graph if node.domain == "irpar"] == ["AllGather"]
+    module = read(FREE_RESULT.format("] replicated") + FREE)
+    module.shard("y", [None, None])
+    run_pipeline("insert-redistribution", module)
+    assert [node.op_type for node in module.graph if node.domain == "irpar"] == ["AllGather"]
+
+
+def test_of_a_result_that_is_produced_whole_the_block_leaves_that_it_is_sharded_to() -> None:
+    check(
+        "insert-redistribution{refine=false}",
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[8, 64] replicated) -> (%y) opset 21 {
+          %y = Hardmax(%x) {axis=0} : f32[8@tp, 64]
+        }
+        log free "y" "true"
+        """,
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[8, 64] replicated) -> (%y_1 as "y") opset 21 {
+          %y = Hardmax(%x) {axis=0} : f32[8, 64] replicated
+          %y_1 = irpar.AllSlice(%y) {axes=["tp"], dim=0} : f32[8@tp, 64] doc "Hardmax of %y produces %y as [_, _] replicated: Hardmax of %y could work along dim 0 of it, at a greater cost than to bring it together; its readers want [@tp, _]: as %x: not annotated, and no reader needs a block of it"
         }
         """,
     )

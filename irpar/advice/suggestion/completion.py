@@ -50,7 +50,7 @@ class Completions:
         """Take shardings, and all that was told of them, from the copy."""
         for value in (value for graph in self._copy.all_graphs() for value in graph.values()):
             value.sharding = None
-        for told in (self._copy.annotated, self._copy.decisions, self._copy.gone):
+        for told in (self._copy.annotated, self._copy.decisions, self._copy.gone, self._copy.free_results):
             told.clear()
 
 

@@ -4,7 +4,7 @@ y = Loop(n, go, h) { body(i, go, a) -> (go, b) }      h, a, b and y are one tens
                                                       comes out of a trip otherwise is moved before the next one
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -91,6 +91,7 @@ class Flow:
         repeats: as of the module.
         trips: per body how often it runs, with all around it; None where that is not known, or it may not run at all.
         states: what the end of the graph hands to the next run.
+        free_results: results of the graph of which nobody said how they leave it (`moves.as_result`).
         nodes: all nodes in order, holders before what they hold, each body's return node after its nodes; the graph's
             own return node last where there is state.
     """
@@ -106,6 +107,7 @@ class Flow:
             for value, state in graph.states.items()
             if state.output is not None
         )
+        self.free_results: Collection[Value] = ()
         self.trips: dict[Graph, int | None] = {graph: 1}
         self._summed: dict[Value, Graph] = {}
         self.nodes: list[Node] = []
@@ -144,6 +146,11 @@ class Flow:
         """Inputs, constants and results of all nodes, body by body."""
         for graph in self.trips:
             yield from graph.values()
+
+    def results(self) -> dict[Value, None]:
+        """The results of the outermost graph that replace no state, in order."""
+        replacing = {self.graph.output(index) for tie in self.states for _, index in tie.outputs}
+        return {value: None for value in self.graph.outputs if value not in replacing}
 
     def holder(self, node: Node) -> Node | None:
         """The node whose body a node ends; None for other nodes, and for the end of the outermost graph."""
@@ -392,6 +399,8 @@ def completed_flow(module: Module, name: str) -> Flow:
     for value in flow.values():
         if value.sharding is None and value.has_uses and has_rank(value):
             raise IrparError(f"%{value.name} has no sharding yet", do=f"run complete-sharding before {name}")
+    free = module.free_results - module.annotated.keys()
+    flow.free_results = {value for value in flow.results() if value.name in free}
     return flow
 
 

@@ -79,7 +79,7 @@ def captured_whole(flow: Flow, node: Node) -> list[tuple[Value, Use]]:
 
 
 def wanted_shardings(flow: Flow, placements: Mapping[Node, Placement]) -> dict[Value, set[Sharding]]:
-    """The shardings that the readers of each value need, results of the graph included."""
+    """The shardings that the readers of each value need, results of the graph included (`Flow.free_results`)."""
     wanted: dict[Value, set[Sharding]] = {}
     for node, placement in placements.items():
         for value, needed in zip(node.operands, placement.operands, strict=True):
@@ -88,11 +88,29 @@ def wanted_shardings(flow: Flow, placements: Mapping[Node, Placement]) -> dict[V
         for value, _ in captured_whole(flow, node):
             if value.sharding is not None:
                 wanted.setdefault(value, set()).add(Sharding.replicated(flow.mesh, value.sharding.rank))
-    replacing = {state.output for state in flow.graph.states.values()}
-    for index, value in enumerate(flow.graph.outputs):
-        if value.sharding is not None and index not in replacing:
-            wanted.setdefault(value, set()).add(value.sharding)
+    for value in flow.results():
+        if value.sharding is not None:
+            wanted.setdefault(value, set()).add(leaving(flow, placements, value, value.sharding))
     return wanted
+
+
+def leaving(flow: Flow, placements: Mapping[Node, Placement], value: Value, completed: Sharding) -> Sharding:
+    """How a result of the graph leaves it, which completion left so."""
+    given = None
+    if value in flow.free_results and value.node is not None:
+        given = placements[value.node].results[value.index]
+    return completed if given is None else as_result(given, completed)
+
+
+def as_result(given: Sharding, completed: Sharding) -> Sharding:
+    """How a free result leaves the graph: nothing is sent for it but sums.
+
+    Args:
+        given: how its node produces it.
+        completed: how completion left it: where that is a block of what is given, it is cut out.
+    """
+    is_block = all(cut[: len(axes)] == axes for axes, cut in zip(given.axes, completed.axes, strict=True))
+    return completed if given.partial or is_block else given
 
 
 def first_target(value: Value, wanted: set[Sharding], *, is_held: bool) -> Sharding:

@@ -8,7 +8,7 @@ stands where the tensor is smallest: before a broadcast, behind a slice or a cas
 
 import itertools
 import math
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from irpar.analysis.cost.model import Cost, CostModel
@@ -22,7 +22,7 @@ from irpar.sharding import Axis, Sharding
 from . import situation
 from .flow import Flow
 from .fused_moves import cost_beside_others
-from .moves import captured_whole, cost_of_value
+from .moves import as_result, captured_whole, cost_of_value, leaving
 from .placement import Axes, Placement, RuleView
 
 Change = dict[Node, Placement]
@@ -103,6 +103,8 @@ class Refinement:
         are_slices_free: blocks that devices cut out of what they hold only tell equals apart.
         needs: per value and (node, operand number) the sharding that is read; graph results under the return node.
         given: per value how its node gives it, or how it is sharded.
+        free: free results that completion has in full, or would have moved. Others are needed as they are completed:
+            to have one otherwise may save a little, but moves what it is made of, and be it a matrix of weights.
         moving: per value what its moves cost as nodes run now, where that was asked.
         hopeless: what nodes look like that nothing is better for.
         left, tried: how many more changes may be tried; how many were, with all layers for which the module has a few.
@@ -137,10 +139,14 @@ class Refinement:
         for value in flow.values():
             if value.name in pinned and value.sharding is not None and value.node is not None:
                 self.needs.setdefault(value, {})[value.node, -1] = value.sharding
-        replacing = {state.output for state in flow.graph.states.values()}
-        for index, value in enumerate(flow.graph.outputs):
-            if value.sharding is not None and index not in replacing:
-                self.needs.setdefault(value, {})[flow.graph.return_node, index] = value.sharding
+        self.free: set[Value] = set()
+        for index, value in enumerate(flow.results()):
+            lies = value.sharding
+            if lies is not None:
+                self.needs.setdefault(value, {})[flow.graph.return_node, index] = lies
+                is_whole = lies.is_replicated and value in flow.free_results
+                if is_whole or leaving(flow, placements, value, lies) != lies:
+                    self.free.add(value)
 
     def run(self, begin: Collection[Node] | None = None) -> dict[Node, Placement]:
         """Change placements, from some nodes on (`refine`); returns all of them."""
@@ -206,7 +212,7 @@ class Refinement:
         lies, parts = self._lies(value), self.flow.mesh.group_size
         if lies is None or lies.partial:
             return False
-        wanted = (needed for needed in self.needs[value].values() if needed is not lies)
+        wanted = (needed for needed in self._needed(value, lies) if needed is not lies)
         return any(parts(needed.all_axes) > parts(lies.all_axes) for needed in wanted)
 
     def _forget(self) -> None:
@@ -255,7 +261,8 @@ class Refinement:
         known = self.seen.get(value)
         if known is None:
             needs = tuple(self.needs.get(value, {}).values())
-            look = value.type, value.is_constant, self._lies(value), needs, value.name in self.pinned
+            said = value.name in self.pinned, value in self.free
+            look = value.type, value.is_constant, self._lies(value), needs, said
             known = self.seen[value] = self.looks.setdefault(look, len(self.looks))
         return known
 
@@ -272,9 +279,17 @@ class Refinement:
         known = self.are_moved.get(value)
         if known is None:  # Once for all readers of a value: all layers may read it.
             lies = self._lies(value)
-            known = lies is not None and any(needed != lies for needed in self.needs.get(value, {}).values())
+            known = lies is not None and any(needed != lies for needed in self._needed(value, lies))
             self.are_moved[value] = known
         return known
+
+    def _needed(self, value: Value, lies: Sharding) -> Iterable[Sharding]:
+        """How a value is needed that lies so."""
+        needs = self.needs.get(value, {})
+        if value not in self.free:
+            return needs.values()
+        ends = self.flow.graph.return_node
+        return (as_result(lies, needed) if node is ends else needed for (node, _), needed in needs.items())
 
     def _lies(self, value: Value) -> Sharding | None:
         return self.given.get(value, value.sharding)
@@ -613,8 +628,11 @@ class Refinement:
             return 0, 0
         first = value.sharding if self._is_held(value) else None
         targets = set()
+        ends = self.flow.graph.return_node if value in self.free else None
         for (node, index), needed in self.needs.get(value, {}).items():
-            if node in change and index >= 0:
+            if node is ends:
+                needed = as_result(lies, needed)
+            elif node in change and index >= 0:
                 changed = change[node].operands[index]
                 assert changed is not None
                 needed = changed

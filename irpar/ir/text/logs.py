@@ -39,6 +39,8 @@ def _entries(module: Module) -> Iterator[tuple[str, str, Any]]:
         yield "placed", name, why
     for name, dims in module.dim_names.items():
         yield "dims", name, list(dims)
+    for name in sorted(module.free_results):
+        yield "free", name, True
 
 
 def read_log(lexer: Lexer, module: Module) -> None:
@@ -97,6 +99,12 @@ def _dims(module: Module, name: str, entry: Any) -> None:
     module.dim_names[name] = tuple(map(_maybe, entry))
 
 
+def _free(module: Module, name: str, entry: Any) -> None:
+    if entry is not True:
+        raise ValueError
+    module.free_results.add(name)
+
+
 _READERS: Mapping[str, Callable[[Module, str, Any], None]] = {
     "waiting": _waiting,
     "annotated": _annotated,
@@ -105,6 +113,7 @@ _READERS: Mapping[str, Callable[[Module, str, Any], None]] = {
     "whole": _whole,
     "placed": _placed,
     "dims": _dims,
+    "free": _free,
 }
 
 

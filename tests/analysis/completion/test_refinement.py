@@ -392,6 +392,7 @@ def test_sizes_that_do_not_divide_move_as_those_that_do(rows: int) -> None:
     )
     module = to_module(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
     module.shard("x", [None, "tp"])
+    module.shard("y", [None, None])
     made = irpar.partition(module, "tp=4")
     assert {kind: told["collectives"] for kind, told in made.plan.totals["by_kind"].items()} == {
         "all_to_all": 1,

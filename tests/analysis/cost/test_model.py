@@ -8,7 +8,7 @@ import pytest
 import irpar
 from irpar import models
 from irpar.advice.suggestion.result import Suggestion
-from irpar.analysis.completion.flow import Flow
+from irpar.analysis.completion.flow import Flow, completed_flow
 from irpar.analysis.completion.fused_refinement import cost_of_program, refine_for_program
 from irpar.analysis.completion.moves import placements_of
 from irpar.analysis.completion.placement import Placement
@@ -53,7 +53,7 @@ def completed(path: Path, suggestion: Suggestion, network: str) -> Module:
 def searched(module: Module) -> tuple[tuple[int, int], dict[Node, Placement]]:
     """What the search comes to, and how nodes run then."""
     network, annotated = network_of(module.network), module.annotated
-    flow = Flow(module.graph, module.mesh)
+    flow = completed_flow(module, "insert-redistribution")
     placements = refine_for_program(flow, placements_of(flow, network), network, annotated)
     return cost_of_program(flow, placements, network, annotated), placements
 
@@ -104,7 +104,7 @@ def test_what_is_sent_together_leads_to_a_faster_program(tmp_path: Path) -> None
     """One launch gathers three weights, and then each device computes its part of the batch: what it sums it scatters."""
     module = completed(*suggested(tmp_path, "dlrm", {"tp": 2}), "a100-pcie")
     network, annotated = network_of("a100-pcie"), module.annotated
-    flow = Flow(module.graph, module.mesh)
+    flow = completed_flow(module, "insert-redistribution")
     apart = refine(flow, placements_of(flow, network), network, annotated)
     together = refine_for_program(flow, placements_of(flow, network), network, annotated)
     assert cost_of_program(flow, apart, network, annotated)[1] == 4
