@@ -12,6 +12,7 @@ from irpar.analysis.weights.fused_weights import (
     fused_weights,
     weights_taken_apart,
 )
+from irpar.analysis.weights.flat_scales import unflatten_scales
 from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorType, Value, range_along, with_dim
 from irpar.pass_manager import Pass, PassResult
 
@@ -28,7 +29,8 @@ class SplitWeights(Pass):
     a contiguous block of the whole is no block of any of them. join-weights puts them together again, device by device.
 
     A weight that several products read, as tied layers do, is split where all of them take the same sections apart, and
-    they share the sections. A weight stays one where another node reads it, where something between it and its readers
+    they share the sections. Scales of packed weights that lie in one dim get the dims of columns and of blocks
+    (`flat_scales`). A weight stays one where another node reads it, where something between it and its readers
     is annotated, where readers overlap, and where it is annotated with a cut that does not divide each section.
     """
 
@@ -39,6 +41,7 @@ class SplitWeights(Pass):
         """Split in all graphs."""
         if module.is_local or module.annotations:
             return PassResult(False)  # Annotations that wait for a mesh name the weights as they are.
+        scales = sum(unflatten_scales(module, graph) for graph in module.all_graphs())
         count = 0
         made: Made = {}
         for find in (weights_taken_apart, fused_weights):
@@ -53,7 +56,7 @@ class SplitWeights(Pass):
         if count:
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
             SimplifyLayout().run(module)
-        return PassResult(count > 0, statistics={"weights": count})
+        return PassResult(count + scales > 0, statistics={"weights": count, "scales": scales})
 
 
 def _weights(fused: FusedWeight) -> list[tuple[Value, int]]:

@@ -19,7 +19,8 @@ _random = np.random.default_rng(7)
 class Maker:
     """Nodes and weights of a model."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_flat_scales: bool = False) -> None:
+        self.has_flat_scales = has_flat_scales
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
 
@@ -43,9 +44,13 @@ class Maker:
         """A product with a weight of 4 bits."""
         count = inner // BLOCK
         packed = self.weight(f"{name}.weight", columns, count, BLOCK // 2, dtype=np.uint8)
-        scales = self.given(f"{name}.scales", _random.uniform(0.005, 0.02, (columns, count)).astype(np.float32))
+        numbers = _random.uniform(0.005, 0.02, (columns, count)).astype(np.float32)
+        scales = self.given(f"{name}.scales", numbers.ravel() if self.has_flat_scales else numbers)
+        operands = [data, packed, scales]
+        if self.has_flat_scales:
+            operands.append(self.weight(f"{name}.points", columns * count // 2, dtype=np.uint8))
         sizes = {"K": inner, "N": columns, "bits": 4, "block_size": BLOCK}
-        return self.node("MatMulNBits", [data, packed, scales], [name], **sizes)
+        return self.node("MatMulNBits", operands, [name], **sizes)
 
     def save(self, path: Path, inputs: dict[str, list[int]], outputs: dict[str, list[int]], opset: int = 21) -> Path:
         made = helper.make_graph(
@@ -60,9 +65,9 @@ class Maker:
         return path
 
 
-def decoder(path: Path) -> Path:
+def decoder(path: Path, *, has_flat_scales: bool = False) -> Path:
     """A step of one layer of Llama as onnxruntime-genai writes it: grouped attention over caches, weights of 4 bits."""
-    m = Maker()
+    m = Maker(has_flat_scales=has_flat_scales)
     h = m.node("SimplifiedLayerNormalization", ["x", m.weight("norm1", WIDE)], ["h"], domain="", epsilon=1e-5)
     q = m.quantised("q", h, WIDE, HEADS * SIZE)
     k, v = (m.quantised(name, h, WIDE, KEY_HEADS * SIZE) for name in ("k", "v"))
@@ -110,9 +115,10 @@ def encoder(path: Path) -> Path:
     return m.save(path, {"x": rows}, {"y": rows})
 
 
+@pytest.mark.parametrize("has_flat_scales", [False, True])
 @pytest.mark.parametrize("count", [2, 4])
-def test_a_decoder_of_grouped_attention_is_cut_by_heads(count: int, tmp_path: Path) -> None:
-    module = irpar.load(decoder(tmp_path / "decoder.onnx"))
+def test_a_decoder_of_grouped_attention_is_cut_by_heads(count: int, has_flat_scales: bool, tmp_path: Path) -> None:
+    module = irpar.load(decoder(tmp_path / "decoder.onnx", has_flat_scales=has_flat_scales))
     for name in ("q", "k", "v", "gate", "up"):
         module.shard(f"{name}.weight", ["tp", None, None])
     partition = irpar.partition(module, {"tp": count})
@@ -122,6 +128,7 @@ def test_a_decoder_of_grouped_attention_is_cut_by_heads(count: int, tmp_path: Pa
     lies = {entry["name"]: entry["sharding"] for entry in partition.plan.outputs}
     assert lies["present_k"] == lies["present_v"] == [None, ["tp"], None, None]
     assert partition.plan.totals["flops_per_rank"] < partition.plan.original["flops"] / count * 1.05
+    assert max(part["weight_bytes"] for part in partition.plan.parts) < partition.plan.original["weight_bytes"] * 0.7
 
 
 def test_an_encoder_takes_its_heads_of_a_bias_of_all_three(tmp_path: Path) -> None:

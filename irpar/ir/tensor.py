@@ -88,6 +88,11 @@ class Tensor:
             return self
         return SlicedTensor(self, region)
 
+    def reshaped(self, shape: Sequence[int]) -> "Tensor":
+        """The same elements in the same order under another shape of as many, lazy as well."""
+        shape = tuple(shape)
+        return LazyTensor(self.dtype, shape, lambda: self.numpy().reshape(shape))
+
     def equals(self, other: "Tensor") -> bool:
         """True where dtype, shape and every bit agree (reads both unless they lie at the same place)."""
         if self is other:
@@ -123,6 +128,9 @@ class ArrayTensor(Tensor):
     def numpy(self) -> Array:
         return self._array
 
+    def reshaped(self, shape: Sequence[int]) -> Tensor:
+        return ArrayTensor(self._array.reshape(shape), self.dtype)
+
 
 class LazyTensor(Tensor):
     """A tensor whose raw bytes a function gives, e.g. out of a protobuf that is already in memory.
@@ -142,6 +150,10 @@ class LazyTensor(Tensor):
         array = self._load()
         array.flags.writeable = False
         return array
+
+    def reshaped(self, shape: Sequence[int]) -> Tensor:
+        shape = tuple(shape)
+        return LazyTensor(self.dtype, shape, lambda: self._load().reshape(shape), self.name)
 
 
 _READ_BYTES = 4096
@@ -180,6 +192,9 @@ class ExternalTensor(Tensor):
             array.flags.writeable = False
             return array
         return np.memmap(self.path, self.dtype.numpy, "r", self.offset, self.shape)
+
+    def reshaped(self, shape: Sequence[int]) -> Tensor:
+        return ExternalTensor(self.dtype, shape, self.path, self.name, self.offset, self.length)
 
     def check(self) -> None:
         """Refuse a file that is missing or too short.

@@ -1,0 +1,55 @@
+"""Scales of blocks of weights that lie in one dim get two: columns, and the blocks of each.
+
+q : u8[256, 4, 8]    s : f32[1024]  becomes  f32[256, 4]        s over tp cuts columns; [_, @tp] cuts blocks as q [_, @tp, _]
+"""
+
+from irpar.ir import Graph, Module, Value
+from irpar.ops.facts import int_attribute
+
+_PLACES = (2, 3)
+"""Of the operands of MatMulNBits: scales and zero points."""
+
+
+def unflatten_scales(module: Module, graph: Graph) -> int:
+    """Let products of packed weights read their scales and zero points in two dims; returns how many.
+
+    ONNX Runtime's quantizers write one dim, of which a block along the inner dim is no block. What is annotated, or no
+    constant, stays as it is.
+    """
+    made: dict[tuple[Value, int], Value] = {}
+    for node in graph:
+        if node.identity != ("com.microsoft", "MatMulNBits"):
+            continue
+        columns = int_attribute(node, "N")
+        for place in _PLACES:
+            value = node.operands[place] if place < len(node.operands) else None
+            if value is not None and _is_flat(module, value, columns):
+                if (value, columns) not in made:
+                    made[value, columns] = _in_two_dims(value, columns)
+                node.set_operand(place, made[value, columns])
+    for value, columns in made:
+        _take_out(value, made[value, columns])
+    return len(made)
+
+
+def _is_flat(module: Module, value: Value, columns: int) -> bool:
+    is_free = value.is_constant and value.sharding is None and value.name not in module.annotated
+    return is_free and len(value.shape) == 1 and columns > 0 and value.shape[0] % columns == 0
+
+
+def _in_two_dims(value: Value, columns: int) -> Value:
+    assert value.graph is not None
+    assert value.data is not None
+    (size,) = value.shape
+    made = value.graph.add_constant(value.data.reshaped((columns, size // columns)), value.name, value.source)
+    made.memory, made.doc = value.memory, value.doc
+    return made
+
+
+def _take_out(value: Value, heir: Value) -> None:
+    """Take out a constant that nothing reads any more; what stands for it has its name."""
+    if not value.has_uses:
+        name = value.name
+        assert value.graph is not None
+        value.graph.remove_constant(value)
+        heir.rename(name)
