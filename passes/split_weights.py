@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from irpar.analysis.weights.atoms import Atoms, follow
+from irpar.analysis.weights.flat_scales import unflatten_scales
 from irpar.analysis.weights.fused_weights import (
     FusedWeight,
     Picked,
@@ -11,8 +12,9 @@ from irpar.analysis.weights.fused_weights import (
     columns_of,
     fused_weights,
     weights_taken_apart,
+    with_columns,
 )
-from irpar.analysis.weights.flat_scales import unflatten_scales
+from irpar.analysis.weights.packed_attention import take_packed_apart
 from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorType, Value, range_along, with_dim
 from irpar.pass_manager import Pass, PassResult
 
@@ -29,8 +31,9 @@ class SplitWeights(Pass):
     a contiguous block of the whole is no block of any of them. join-weights puts them together again, device by device.
 
     A weight that several products read, as tied layers do, is split where all of them take the same sections apart, and
-    they share the sections. Scales of packed weights that lie in one dim get the dims of columns and of blocks
-    (`flat_scales`). A weight stays one where another node reads it, where something between it and its readers
+    they share the sections. Before that, scales of weights of 4 bits that lie in one dim get the dims of columns and of
+    blocks (`flat_scales`), and grouped attention that reads q, k and v side by side gets three operands
+    (`packed_attention`). A weight stays one where another node reads it, where something between it and its readers
     is annotated, where readers overlap, and where it is annotated with a cut that does not divide each section.
     """
 
@@ -42,6 +45,7 @@ class SplitWeights(Pass):
         if module.is_local or module.annotations:
             return PassResult(False)  # Annotations that wait for a mesh name the weights as they are.
         scales = sum(unflatten_scales(module, graph) for graph in module.all_graphs())
+        packed = sum(take_packed_apart(module, graph) for graph in module.all_graphs())
         count = 0
         made: Made = {}
         for find in (weights_taken_apart, fused_weights):
@@ -56,7 +60,8 @@ class SplitWeights(Pass):
         if count:
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
             SimplifyLayout().run(module)
-        return PassResult(count + scales > 0, statistics={"weights": count, "scales": scales})
+        told = {"weights": count, "scales": scales, "attentions": packed}
+        return PassResult(any(told.values()), statistics=told)
 
 
 def _weights(fused: FusedWeight) -> list[tuple[Value, int]]:
@@ -181,9 +186,10 @@ class _Split:
                 operands.append(value)
         shape = with_dim(first.result.shape, _product(self.fused)[0], section[1] - section[0])
         assert first.graph is not None
-        builder = Builder(first.graph, {"": node.version}, before=first, like=node)
-        type_ = TensorType(node.result.dtype, shape)
-        made = builder.op(node.op_type, operands, node.attributes, type=type_, name=node.result.name)
+        builder = Builder(first.graph, {node.domain: node.version}, before=first, like=node)
+        type_, attributes = TensorType(node.result.dtype, shape), with_columns(node, section[1] - section[0])
+        name = node.result.name
+        made = builder.op(node.op_type, operands, attributes, type=type_, domain=node.domain, name=name)
         assert made.node is not None
         made.node.strategy = node.strategy
         return made

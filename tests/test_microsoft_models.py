@@ -65,16 +65,19 @@ class Maker:
         return path
 
 
-def decoder(path: Path, *, has_flat_scales: bool = False) -> Path:
+def decoder(path: Path, *, has_flat_scales: bool = False, is_packed: bool = False) -> Path:
     """A step of one layer of Llama as onnxruntime-genai writes it: grouped attention over caches, weights of 4 bits."""
     m = Maker(has_flat_scales=has_flat_scales)
     h = m.node("SimplifiedLayerNormalization", ["x", m.weight("norm1", WIDE)], ["h"], domain="", epsilon=1e-5)
-    q = m.quantised("q", h, WIDE, HEADS * SIZE)
-    k, v = (m.quantised(name, h, WIDE, KEY_HEADS * SIZE) for name in ("k", "v"))
+    if is_packed:
+        data = [m.quantised("qkv", h, WIDE, (HEADS + 2 * KEY_HEADS) * SIZE), "", ""]
+    else:
+        sizes = {"q": HEADS, "k": KEY_HEADS, "v": KEY_HEADS}
+        data = [m.quantised(name, h, WIDE, heads * SIZE) for name, heads in sizes.items()]
     lengths = m.given("lengths", np.full(BATCH, PAST, np.int32))
     total = m.given("total", np.asarray(PAST + 1, np.int32))
     caches = m.weight("cos", 32, SIZE // 2), m.weight("sin", 32, SIZE // 2)
-    operands = [q, k, v, "past_k", "past_v", lengths, total, *caches]
+    operands = [*data, "past_k", "past_v", lengths, total, *caches]
     a = m.node(
         "GroupQueryAttention",
         operands,
@@ -115,11 +118,15 @@ def encoder(path: Path) -> Path:
     return m.save(path, {"x": rows}, {"y": rows})
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("has_flat_scales", [False, True])
 @pytest.mark.parametrize("count", [2, 4])
-def test_a_decoder_of_grouped_attention_is_cut_by_heads(count: int, has_flat_scales: bool, tmp_path: Path) -> None:
-    module = irpar.load(decoder(tmp_path / "decoder.onnx", has_flat_scales=has_flat_scales))
-    for name in ("q", "k", "v", "gate", "up"):
+def test_a_decoder_of_grouped_attention_is_cut_by_heads(
+    count: int, has_flat_scales: bool, is_packed: bool, tmp_path: Path
+) -> None:
+    """Also where one product gives q, k and v; each rank has one too."""
+    module = irpar.load(decoder(tmp_path / "decoder.onnx", has_flat_scales=has_flat_scales, is_packed=is_packed))
+    for name in ("qkv", "gate", "up") if is_packed else ("q", "k", "v", "gate", "up"):
         module.shard(f"{name}.weight", ["tp", None, None])
     partition = irpar.partition(module, {"tp": count})
     partition.verify().check()
@@ -129,6 +136,8 @@ def test_a_decoder_of_grouped_attention_is_cut_by_heads(count: int, has_flat_sca
     assert lies["present_k"] == lies["present_v"] == [None, ["tp"], None, None]
     assert partition.plan.totals["flops_per_rank"] < partition.plan.original["flops"] / count * 1.05
     assert max(part["weight_bytes"] for part in partition.plan.parts) < partition.plan.original["weight_bytes"] * 0.7
+    products = [node for node in partition.module.graphs[0] if node.op_type == "MatMulNBits"]
+    assert len(products) == (5 if is_packed else 7)
 
 
 def test_an_encoder_takes_its_heads_of_a_bias_of_all_three(tmp_path: Path) -> None:

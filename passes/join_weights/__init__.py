@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from irpar.analysis.explanation.joined_reasons import joined_texts, last_name, move_conflicts
 from irpar.analysis.redistribution.rewriting import follow_instead
+from irpar.analysis.weights.fused_weights import with_columns
 from irpar.ir import Builder, Module, Node, TensorType, Value, joined_tensor, with_dim
 from irpar.ops.collectives import number_alike
 from irpar.pass_manager import Pass, PassResult
@@ -165,7 +166,8 @@ class _Writer:
         assert first.graph is not None
         builder = Builder(first.graph, {like.domain: like.version}, before=first, like=like)
         name = f"{like.result.name}_joined"
-        made = builder.op(like.op_type, operands, like.attributes, domain=like.domain, name=name)
+        attributes = with_columns(like, sum(node.result.shape[step.dim] for node in step.nodes))
+        made = builder.op(like.op_type, operands, attributes, domain=like.domain, name=name)
         assert made.node is not None
         self.log.docs[made.node] = [node.doc for node in step.nodes]
         _lie_side_by_side(made, [node.result for node in step.nodes], step.dim)

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from irpar.analysis.weights.fused_weights import beside, carried, columns_of
+from irpar.analysis.weights.fused_weights import beside, carried, columns_of, with_columns
 from irpar.ir import Graph, Node, SlicedTensor, Value, place_of
 from irpar.ops.collectives import KINDS
 from irpar.ops.effects import is_compute
@@ -127,7 +127,7 @@ def _step(values: tuple[Value, ...], nodes: tuple[Node, ...], dim: int, has_prod
 
 
 def _is_like(node: Node, other: Node) -> bool:
-    attributes = [{k: v for k, v in each.attributes.items() if k != "id"} for each in (node, other)]
+    attributes = [{**with_columns(each, 0), "id": None} for each in (node, other)]
     facts = [(each.identity, each.version, each.graph, each.phase, each.stage, each.place) for each in (node, other)]
     lies = [[(value.sharding, value.memory) for value in each.results] for each in (node, other)]
     same = attributes[0] == attributes[1] and facts[0] == facts[1] and lies[0] == lies[1]

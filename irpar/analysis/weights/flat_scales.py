@@ -1,6 +1,6 @@
 """Scales of blocks of weights that lie in one dim get two: columns, and the blocks of each.
 
-q : u8[256, 4, 8]    s : f32[1024]  becomes  f32[256, 4]        s over tp cuts columns; [_, @tp] cuts blocks as q [_, @tp, _]
+q : u8[256, 4, 8]    s : f32[1024] becomes f32[256, 4]    [_, @tp] cuts the blocks of q [_, @tp, _]; of 1024 none does
 """
 
 from irpar.ir import Graph, Module, Value

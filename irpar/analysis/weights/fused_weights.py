@@ -7,7 +7,7 @@ between the product and its readers, and Reshape and Transpose: [17, 192] to [17
 apart.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -92,9 +92,13 @@ def columns_of(node: Node, own: int) -> tuple[int, Columns] | None:
     Returns:
         None for what is no such product, or one whose weight has no columns.
     """
-    if node.domain or node.op_type not in _PRODUCTS:
-        return None
-    return _PRODUCTS[node.op_type](node, own)
+    found = _PRODUCTS.get(node.identity)
+    return None if found is None else found(node, own)
+
+
+def with_columns(node: Node, count: int) -> Mapping[str, object]:
+    """The attributes of a node where it is given so many columns of its weight."""
+    return {**node.attributes, "N": count} if node.identity in _COUNTING else node.attributes
 
 
 def _of_matmul(node: Node, own: int) -> tuple[int, Columns] | None:
@@ -122,7 +126,29 @@ def _of_conv(node: Node, own: int) -> tuple[int, Columns] | None:
     return 1, {1: 0} | ({2: 0} if len(node.operands) > 2 and node.operands[2] is not None else {})
 
 
-_PRODUCTS = {"MatMul": _of_matmul, "Gemm": _of_gemm, "Conv": _of_conv}
+def _of_packed(node: Node, own: int) -> tuple[int, Columns] | None:
+    """The rows of packed weights, of their scales and zero points in two dims, and of the bias."""
+    if own != 1 or node.attributes.get("weight_prepacked", 0):
+        return None
+    columns: Columns = {1: 0}
+    for index, rank in ((2, 2), (3, 2), (5, 1)):
+        value = node.operands[index] if index < len(node.operands) else None
+        if value is not None:
+            if len(value.shape) != rank:
+                return None
+            columns[index] = 0
+    return len(node.result.shape) - 1, columns
+
+
+_PACKED = ("com.microsoft", "MatMulNBits")
+_PRODUCTS = {("", "MatMul"): _of_matmul, ("", "Gemm"): _of_gemm, ("", "Conv"): _of_conv, _PACKED: _of_packed}
+_COUNTING = {_PACKED}
+"""Products that say in an attribute how many columns there are."""
+
+
+def is_product(node: Node) -> bool:
+    """Whether a node may be the product with a weight of which sections are taken apart."""
+    return node.identity in _PRODUCTS
 
 
 def carried(node: Node, dim: int) -> int | None:
@@ -214,7 +240,7 @@ def _of_itself(weight: Value) -> FusedWeight | None:
 
 
 def _of_product(node: Node) -> FusedWeight | None:
-    if node.domain or node.op_type not in _PRODUCTS or not _is_free(node.result):
+    if not is_product(node) or not _is_free(node.result):
         return None
     if not all(value.is_static for value in node.inputs):
         return None
