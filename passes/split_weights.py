@@ -60,7 +60,7 @@ class SplitWeights(Pass):
         if count:
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
             SimplifyLayout().run(module)
-        told = {"weights": count, "scales": scales, "attentions": packed}
+        told: dict[str, int | float] = {"weights": count, "scales": scales, "attentions": packed}
         return PassResult(any(told.values()), statistics=told)
 
 

@@ -118,6 +118,60 @@ def encoder(path: Path) -> Path:
     return m.save(path, {"x": rows}, {"y": rows})
 
 
+MASKS = {
+    "": None,
+    "lengths": np.asarray([STEPS - 1, STEPS], np.int32),
+    "starts and ends": np.asarray([STEPS - 1, STEPS, 0, 1], np.int32),
+    "keys": np.asarray([[1] * (STEPS - 1) + [0], [1] * STEPS], np.int32),
+    "queries": np.tril(np.ones((BATCH, STEPS, STEPS), np.int32)),
+}
+
+
+def projected(
+    path: Path, mask: str = "", *, has_past: bool = False, has_bias: bool = True, value_size: int = SIZE
+) -> Path:
+    """Attention with its projection, as ONNX Runtime's transformer optimizer writes BERT, and GPT-2 with a cache."""
+    m = Maker()
+    sizes = [HEADS * SIZE, HEADS * SIZE, HEADS * value_size]
+    bias = m.weight("qkv.bias", sum(sizes)) if has_bias else ""
+    operands = ["x", m.weight("qkv.weight", WIDE, sum(sizes)), bias]
+    operands.append(m.given("mask", MASKS[mask]) if mask else "")
+    inputs, outputs = {"x": [BATCH, STEPS, WIDE]}, {"y": [BATCH, STEPS, WIDE]}
+    if has_past:
+        operands.append("past")
+        inputs["past"], outputs["present"] = ([2, BATCH, HEADS, steps, SIZE] for steps in (PAST, PAST + STEPS))
+    results = ["a", "present"] if has_past else ["a"]
+    a = m.node("Attention", operands, results, num_heads=HEADS, unidirectional=int(has_past), qkv_hidden_sizes=sizes)
+    o = m.node("MatMul", [a, m.weight("o.weight", sizes[2], WIDE)], ["o"], domain="")
+    m.node("Add", ["x", o], ["y"], domain="")
+    return m.save(path, inputs, outputs)
+
+
+@pytest.mark.parametrize(
+    "options", [*({"mask": mask} for mask in MASKS), {"has_past": True}, {"has_bias": False}], ids=str
+)
+def test_attention_with_its_projection_is_sharded_by_heads(options: dict[str, Any], tmp_path: Path) -> None:
+    module = irpar.load(projected(tmp_path / "model.onnx", **options))
+    module.shard("qkv.weight", [None, "tp"])
+    partition = irpar.partition(module, {"tp": 2})
+    partition.verify().check()
+    share = partition.plan.totals["flops_per_rank"] / partition.plan.original["flops"]
+    assert [entry["kind"] for entry in partition.plan.collectives] in (["reduce_scatter"], ["all_gather"])
+    assert (share < 0.52) == (options.get("mask") != "starts and ends")
+
+
+def test_values_of_other_sizes_and_caches_are_sharded_by_heads(tmp_path: Path) -> None:
+    for options, name, spec in (
+        ({"value_size": 4}, "o.weight", ["tp", None]),
+        ({"has_past": True}, "past", [None, None, "tp", None, None]),
+    ):
+        module = irpar.load(projected(tmp_path / f"{name}.onnx", **options))
+        module.shard(name, spec)
+        partition = irpar.partition(module, {"tp": 4})
+        partition.verify().check()
+        assert partition.plan.totals["flops_per_rank"] < 0.27 * partition.plan.original["flops"]
+
+
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("has_flat_scales", [False, True])
 @pytest.mark.parametrize("count", [2, 4])
