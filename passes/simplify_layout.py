@@ -20,6 +20,7 @@ class SimplifyLayout(Pass):
     nodes is longer than it must be, and operators that treat dims one by one (elementwise, batched MatMul, Softmax ...)
     work on the parts of a dim that was merged before them. Exporters merge batch and heads to one dim and split it
     again behind attention; a cut of the heads cannot be told on the merged dim, and would have to be undone around it.
+    They write the norm of a group of channels as one of instances, over a dim of all its channels, rows and columns.
     A GatherND whose first index counts the rows (`x[arange(batch), last]`) has them as batch dims, which may be cut.
     """
 
@@ -138,7 +139,7 @@ class _Free:
 def _sink(node: Node, module: Module) -> bool:
     """Let a node work on dims that its operands merge, and merge them after it; False where there is nothing to do.
 
-    The features, in the last dim, stay merged: of heads and their features only the heads are ever cut.
+    Features, in the last dim, stay merged: of heads and their features only the heads are ever cut.
     """
     if node.domain or node.strategy is not None or len(node.results) != 1:
         return False
@@ -203,6 +204,8 @@ def _free(node: Node) -> _Free:
         axis = _axis(node, -1, rank)
         others = max((len(value.shape) for value in node.inputs[1:]), default=0)
         return _Free(dict.fromkeys(range(-rank, min(axis, -others)), (0,)), axis)
+    if node.op_type == "InstanceNormalization":
+        return _Free(dict.fromkeys(range(2 - rank, 0), (0,)))  # Places, which may be channels of a group too.
     if node.op_type == "Concat":
         axis = _axis(node, 0, rank)
         return _Free({place: everyone for place in range(-rank, -1) if place != axis}, axis)

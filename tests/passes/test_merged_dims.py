@@ -90,6 +90,31 @@ def test_a_gemm_of_rows_of_sequence_and_batch() -> None:
     )
 
 
+def test_the_norm_of_groups_of_channels() -> None:
+    """As exporters write it below opset 21: rows and columns are dims of their own again, which can be sharded."""
+    check(
+        "simplify-layout,dce",
+        """
+        graph @g(%x: f32[2, 8, 6, 5], %g: f32[4], %h: f32[4]) -> (%o) opset 18 {
+          %s1 = constant : i64[3] [2, 4, -1]
+          %s2 = constant : i64[4] [2, 8, 6, 5]
+          %a = Reshape(%x, %s1) : f32[2, 4, 60]
+          %n = InstanceNormalization(%a, %g, %h) {epsilon=1e-06} : f32[2, 4, 60]
+          %o = Reshape(%n, %s2) : f32[2, 8, 6, 5]
+        }
+        """,
+        """
+        graph @g(%x: f32[2, 8, 6, 5], %g: f32[4], %h: f32[4]) -> (%o) opset 18 {
+          %shape = constant : i64[5] [2, 4, 2, 6, 5]
+          %shape_2 = constant : i64[4] [2, 8, 6, 5]
+          %a_1 = Reshape(%x, %shape) : f32[2, 4, 2, 6, 5]
+          %n_1 = InstanceNormalization(%a_1, %g, %h) {epsilon=1e-06} : f32[2, 4, 2, 6, 5]
+          %o = Reshape(%n_1, %shape_2) : f32[2, 8, 6, 5]
+        }
+        """,
+    )
+
+
 UNCHANGED = {
     "a Gemm that scales": """
         graph @g(%x: f32[4, 6, 8], %w: f32[8, 2]) -> (%y) opset 21 {
@@ -149,7 +174,10 @@ def test_what_stays(why: str) -> None:
     check("simplify-layout", UNCHANGED[why], UNCHANGED[why])
 
 
-OPS = ("Add", "Where", "Relu", "Clip", "Cast", "MatMul", "Rows", "Gemm", "Softmax", "LayerNormalization", "Concat")
+OPS = (
+    *("Add", "Where", "Relu", "Clip", "Cast", "MatMul", "Rows", "Gemm", "Softmax", "LayerNormalization", "Concat"),
+    "InstanceNormalization",
+)
 
 
 @st.composite
@@ -215,6 +243,8 @@ def _operator(draw: st.DrawFn, builder: Builder, value: Value, fresh: Any) -> Va
         bias = fresh(draw(st.sampled_from([(), (1,), (shape[-1],), (1, shape[-1]), (shape[0], 1)])), False)
         operands = [value, fresh((shape[-1], shape[-1]), False), *([bias] if draw(st.booleans()) else [])]
         return builder.op(op, operands, {"transB": draw(st.integers(0, 1))}, type=value.type)
+    if op == "InstanceNormalization" and rank > 2:
+        return builder.op(op, [value, *(fresh(shape[1:2], False) for _ in range(2))], type=value.type)
     axis = draw(st.integers(-rank, rank - 1))
     if op == "LayerNormalization":
         scale = fresh(shape[axis:], False)

@@ -85,9 +85,9 @@ def grouped_norm(node: Node, stretch: Stretch) -> Unit:
     batch, channels, *places = image(x).static_shape
     shape = node.result.shape if node.result.is_static else ()
     norm = reader(node.result, stretch, "InstanceNormalization")
-    if norm is None or x.dtype not in FLOATS or len(shape) != 3 or shape[0] != batch or channels % shape[1]:
+    if norm is None or x.dtype not in FLOATS or len(shape) < 3 or shape[0] != batch or channels % shape[1]:
         raise CannotTellError("no groups")
-    if shape[2] * shape[1] != channels * prod(places) or not _are(norm.inputs[1], 1) or not _are(norm.inputs[2], 0):
+    if prod(shape[1:]) != channels * prod(places) or not _are(norm.inputs[1], 1) or not _are(norm.inputs[2], 0):
         raise CannotTellError("other groups")
     back = reader(norm.result, stretch, "Reshape")
     whole, apart = x.shape, (batch, shape[1], channels // shape[1], *places)

@@ -257,9 +257,10 @@ GROUPED = "f32[2, 4, 524288]"
 APART = "f32[2, 4, 2, 512, 512]"
 
 
+@pytest.mark.parametrize("grouped", [GROUPED, APART])
 @pytest.mark.parametrize("is_apart", [False, True])
-def test_groups_as_exporters_write_them(rewritten: Any, is_apart: bool) -> None:
-    """Behind the normalisation channels are one dim again, or groups and their channels."""
+def test_groups_as_exporters_write_them(rewritten: Any, is_apart: bool, grouped: str) -> None:
+    """Behind the normalisation channels are one dim again, or groups and their channels; before it places may be one."""
     image, column = (APART, "f32[4, 2, 1, 1]") if is_apart else (IMAGE, "f32[8, 1, 1]")
     joined = f"%t = Reshape(%m, %whole) : {IMAGE}" if is_apart else ""
     text = rewritten(
@@ -269,12 +270,12 @@ def test_groups_as_exporters_write_them(rewritten: Any, is_apart: bool) -> None:
             f'%h = constant : {column} data("w.bin", 32, 32)',
             "%one = constant : f32[4] [1.0, 1.0, 1.0, 1.0]",
             "%zero = constant : f32[4] [0.0, 0.0, 0.0, 0.0]",
-            "%groups = constant : i64[3] [2, 4, -1]",
+            f"%groups = constant : i64[{grouped.count(',') + 1}] {grouped[3:]}",
             "%whole = constant : i64[4] [2, 8, 512, 512]",
             "%apart = constant : i64[5] [2, 4, 2, 512, 512]",
             conv("%a"),
-            f"%b = Reshape(%a, %groups) : {GROUPED}",
-            f"%c = InstanceNormalization(%b, %one, %zero) : {GROUPED}",
+            f"%b = Reshape(%a, %groups) : {grouped}",
+            f"%c = InstanceNormalization(%b, %one, %zero) : {grouped}",
             f"%d = Reshape(%c, {'%apart' if is_apart else '%whole'}) : {image}",
             f"%e = Mul(%d, %g) : {image}",
             f"%f = Add(%e, %h) : {image}",
