@@ -94,9 +94,9 @@ class _Insertion:
         self.mesh = flow.mesh
         self.network = options.network_with_room(network_of(module.network))
         self.placements = placements_of(flow, self.network)
+        self.given = 0
         if options.refine:
             self._refine()
-        self.given = 0
         self._free_results()
         self.reasons = Reasons(module, flow, self.placements)
         self.wanted: dict[Value, set[Sharding]] = {}
@@ -143,20 +143,22 @@ class _Insertion:
             if value.name in self.module.annotated or value.sharding is None:
                 continue
             if value.is_constant and needs != {value.sharding}:
-                value.sharding = Sharding.replicated(self.mesh, value.sharding.rank)
+                self._shard(value, Sharding.replicated(self.mesh, value.sharding.rank))
             if maker is None or self.placements[maker].is_boundary:
                 continue
             given = self.placements[maker].results[value.index]
             if given is not None and needs and value.sharding not in needs:
-                value.sharding = given if given in needs else min(needs, key=str)
+                self._shard(value, given if given in needs else min(needs, key=str))
 
     def _free_results(self) -> None:
         """Let results of which nobody said how they leave the graph be as their nodes produce them, but for sums."""
         for value in self.flow.free_results:
             if value.sharding is not None:
-                leaves = leaving(self.flow, self.placements, value, value.sharding)
-                self.given += leaves != value.sharding
-                value.sharding = leaves
+                self._shard(value, leaving(self.flow, self.placements, value, value.sharding))
+
+    def _shard(self, value: Value, sharding: Sharding) -> None:
+        self.given += sharding != value.sharding
+        value.sharding = sharding
 
     def _remove_copied(self) -> None:
         """Remove constants of which only copies are read."""

@@ -19,9 +19,13 @@ from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
 from .choice import improve
 from .data_first import with_data_first
 from .free_results import leading_operands, shares_of_results
+from .lookups import constant_bytes, shares_of_lookups, work_of
 from .reasons import reasons
 from .rounds import Rounds, passes_all_on
 from .spreading import spread_rows
+
+WORTH_LAUNCHES = 0.8
+"""Of what is sent and of what is computed: less than that is worth more collectives."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class _Completion:
         has_op_priorities: bool,
         is_trial: bool = False,
         later: Mapping[Value, Sharding] | None = None,
+        more: Mapping[Value, Sharding] | None = None,
     ) -> None:
         self.module = module
         self.is_trial = is_trial
@@ -128,6 +133,7 @@ class _Completion:
         self.rounds = Rounds()
         self.has_op_priorities = has_op_priorities
         self.later = later or {}
+        self.more = more or {}
         self.chosen = 0
         self.network = network_of(module.network)
 
@@ -141,7 +147,7 @@ class _Completion:
         data_first = self._data_first() if is_chosen else {}
         free = self._start()
         _shard_so(self._propagated())
-        if not (is_chosen and free and self._choose(data_first)):
+        if not (is_chosen and free and self._choose(data_first, self._shared_lookups())):
             self._settle_constants()
         if are_shared and free:
             self._share_results()
@@ -164,6 +170,20 @@ class _Completion:
         has_op_priorities = self.has_op_priorities
         trial = _Completion(self.module, self.flow, has_op_priorities=has_op_priorities, is_trial=True, later=later)
         return trial.propagated()
+
+    def _shared_lookups(self) -> Mapping[Value, Sharding]:
+        """How values would lie if devices kept shares of what they look up in sharded tables; empty without such."""
+        self._settle_constants()
+        shares = shares_of_lookups(self.flow, self.pinned, self.network)
+        if not shares:
+            return {}
+        now = {value: value.sharding for value in self.axes if value not in self.pinned}
+        _shard_so(dict.fromkeys(now))
+        has_op_priorities = self.has_op_priorities
+        trial = _Completion(self.module, self.flow, has_op_priorities=has_op_priorities, is_trial=True, more=shares)
+        found = trial.propagated()
+        _shard_so(now)
+        return {value: lies for value, lies in found.items() if value not in self.pinned}
 
     def _propagated(self) -> dict[Value, Sharding]:
         """How values lie once axes are carried along."""
@@ -212,23 +232,29 @@ class _Completion:
                     self._visit(node)
             forward = not forward
 
-    def _choose(self, data_first: Mapping[Value, Sharding]) -> bool:
+    def _choose(self, data_first: Mapping[Value, Sharding], shared: Mapping[Value, Sharding]) -> bool:
         """Let values be sharded so that least is sent; False where nothing is better than it is.
 
-        `data_first`: how they would lie in another way, to begin with where that sends less.
+        Args:
+            data_first: how they would lie in another way, to begin with where that sends less.
+            shared: how they would lie in a third way, which is taken where in the end it sends less.
         """
         start, cost = self._cheaper_start(data_first)
         near = {**start, **self._improved_from(start)}
         spread = spread_rows(self.flow, self.pinned, self.network, self.rounds.kept).shardings
-        if not near and not spread:
+        if shared := self._cheaper_start(shared)[0]:
+            shared = {**shared, **self._improved_from(shared)}
+        if not near and not spread and not shared:
             return False
-        before = {value: value.sharding for value in (*near, *spread, *self._free_constants())}
+        before = {value: value.sharding for value in (*near, *spread, *shared, *self._free_constants())}
         chosen: Mapping[Value, Sharding] = start
         # What was found prices every reader by itself.
         if near != start and (cost or self._cost_with({**before, **start})) > self._cost_with({**before, **near}):
             chosen = near
         if spread and self._refined_cost_with({**before, **chosen}) > self._refined_cost_with({**before, **spread}):
             chosen = spread
+        if shared and self._is_better({**before, **shared}, {**before, **chosen}):
+            chosen = shared
         self._shard({**before, **chosen})
         if not chosen:
             return False
@@ -251,6 +277,18 @@ class _Completion:
         }
         for value, reason in reasons(ways, self.flow, self.views, self.pinned):
             self.module.decide(value.name, reason)
+
+    def _is_better(self, new: Mapping[Value, Sharding | None], old: Mapping[Value, Sharding | None]) -> bool:
+        """Whether values that are sharded anew send less in the end, and devices hold no more of the constants.
+
+        More collectives must send clearly less, and leave clearly less to compute.
+        """
+        least, held, work = self._cost_with(old), constant_bytes(self.flow), work_of(self.flow, self.network)
+        if self._cost_with(new) >= least or constant_bytes(self.flow) > held:
+            return False
+        is_less_work = work_of(self.flow, self.network) < WORTH_LAUNCHES * work
+        (amount, launches), (before, fewer) = self._refined_cost_with(new), self._refined_cost_with(old)
+        return amount < (before if launches <= fewer else WORTH_LAUNCHES * before * is_less_work)
 
     def _cheaper_start(self, other: Mapping[Value, Sharding]) -> tuple[dict[Value, Sharding], Cost | None]:
         """What is sharded otherwise in another way, where that costs less, else nothing; and the cost, if known."""
@@ -312,19 +350,20 @@ class _Completion:
             type_ = tensor_type(value.type)
             if type_ is None or type_.shape is None:
                 continue
-            if value.sharding is None:
+            if value.sharding is None and value not in self.more:
                 free += 1
                 self.open[value] = [True] * len(type_.shape)
                 self.axes[value] = ((),) * len(type_.shape)
                 continue
-            if value.sharding.all_axes and not type_.is_static:
+            lies = value.sharding or self.more[value]
+            if lies.all_axes and not type_.is_static:
                 raise IrparError(
-                    f"%{value.name} {type_} is annotated {value.sharding}, but its size depends on data",
+                    f"%{value.name} {type_} is annotated {lies}, but its size depends on data",
                     do="annotate tensors of fixed size; this one stays replicated on every device",
                 )
             self.pinned.add(value)
-            free += not value.sharding.is_settled
-            now = self.rounds.add(value, self.later.get(value, value.sharding))
+            free += not lies.is_settled
+            now = self.rounds.add(value, self.later.get(value, lies))
             self.open[value] = [dim.is_open for dim in now]
             self.axes[value] = tuple([dim.axes for dim in now])
         return free

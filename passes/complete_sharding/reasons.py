@@ -85,9 +85,26 @@ class _Reasons:
                     and other is not value
                     and name in (other.sharding.axis_names if other.sharding else ())
                 ):
-                    why = f"takes {name} from %{other.name} at {node.title}, which is gathered there: that sends least"
+                    if self._is_summed(node, other, value, name):
+                        what = f"what {node.title} sums over {name}"
+                        why = f"is the share of a device of {what}, as that shards %{other.name}"
+                    else:
+                        gathered = "which is gathered there: that sends least"
+                        why = f"takes {name} from %{other.name} at {node.title}, {gathered}"
                     return Decision(why, other.name, (name,))
         return None
+
+    def _is_summed(self, node: Node, operand: Value, value: Value, name: str) -> bool:
+        """Whether a node reduces what an axis cuts in an operand, and gives the value."""
+        if value.node is not node:
+            return False
+        reduced = (
+            view.rule.kinds[factor] is Kind.REDUCE
+            for view in self.views[node]
+            for factor in _factors_with(view, operand, name)
+            if factor >= 0
+        )
+        return any(reduced)
 
 
 def _factors_with(view: RuleView, value: Value, name: str) -> set[int]:
