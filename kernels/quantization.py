@@ -96,14 +96,14 @@ def dequantize_linear(
 
 @kernel("DynamicQuantizeLinear", since=11, temporaries=arrays_like(6))
 def dynamic_quantize_linear(xp: ArrayModule, x: Array) -> tuple[Array, Array, Array]:
-    """Quantize to uint8 over the operand's own range, zero included; gives y, scale, zero point."""
+    """Quantize to uint8 over the operand's own range, zero included; gives y, scale (1 where all is 0), zero point."""
     kind = x.dtype.type
     least, greatest = xp.minimum(x.min(), kind(0)), xp.maximum(x.max(), kind(0))
     scale = (greatest - least) / kind(255)
     safe = xp.where(scale == 0, kind(1), scale)
     zero_point = saturated(xp, xp.rint(-least / safe), np.dtype(np.uint8))
     y = saturated(xp, xp.rint(x / safe) + zero_point.astype(x.dtype), np.dtype(np.uint8))
-    return y, scale, zero_point
+    return y, safe, zero_point
 
 
 @kernel("QLinearMatMul", since=10, temporaries=arrays_like(4, results=12))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from irpar.analysis.weights.atoms import Atoms, follow
+from irpar.analysis.weights.dynamic_products import take_products_apart
 from irpar.analysis.weights.flat_scales import unflatten_scales
 from irpar.analysis.weights.fused_weights import (
     FusedWeight,
@@ -31,10 +32,11 @@ class SplitWeights(Pass):
     a contiguous block of the whole is no block of any of them. join-weights puts them together again, device by device.
 
     A weight that several products read, as tied layers do, is split where all of them take the same sections apart, and
-    they share the sections. Before that, scales of weights of 4 bits that lie in one dim get the dims of columns and of
-    blocks (`flat_scales`), and grouped attention that reads q, k and v side by side gets three operands
-    (`packed_attention`). A weight stays one where another node reads it, where something between it and its readers
-    is annotated, where readers overlap, and where it is annotated with a cut that does not divide each section.
+    they share the sections. Before that, scales of weights of 4 bits that lie in one dim get the dims of columns and
+    of blocks (`flat_scales`), attention that reads q, k and v side by side gets three operands (`packed_attention`),
+    and products that quantise their data become two nodes (`dynamic_products`). A weight stays one where another node
+    reads it, where something between it and its readers is annotated, where readers overlap, and where it is annotated
+    with a cut that does not divide each section.
     """
 
     name = "split-weights"
@@ -44,8 +46,7 @@ class SplitWeights(Pass):
         """Split in all graphs."""
         if module.is_local or module.annotations:
             return PassResult(False)  # Annotations that wait for a mesh name the weights as they are.
-        scales = sum(unflatten_scales(module, graph) for graph in module.all_graphs())
-        packed = sum(take_packed_apart(module, graph) for graph in module.all_graphs())
+        scales, packed, dynamic = give_operands(module)
         count = 0
         made: Made = {}
         for find in (weights_taken_apart, fused_weights):
@@ -60,8 +61,18 @@ class SplitWeights(Pass):
         if count:
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
             SimplifyLayout().run(module)
-        told: dict[str, int | float] = {"weights": count, "scales": scales, "attentions": packed}
+        told: dict[str, int | float] = {"weights": count, "scales": scales, "attentions": packed, "products": dynamic}
         return PassResult(any(told.values()), statistics=told)
+
+
+def give_operands(module: Module) -> list[int]:
+    """Write operators so that they can be sharded: `flat_scales`, `packed_attention`, `dynamic_products`.
+
+    Returns:
+        How often each has been done.
+    """
+    ways = (unflatten_scales, take_packed_apart, take_products_apart)
+    return [sum(way(module, graph) for graph in module.all_graphs()) for way in ways]
 
 
 def _weights(fused: FusedWeight) -> list[tuple[Value, int]]:

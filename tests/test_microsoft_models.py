@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper, numpy_helper
 
 import irpar
+from irpar.sharding import IrparError
+from irpar.verification.arithmetic import PlainArrays
 
 HEADS, KEY_HEADS, SIZE = 8, 4, 16
 BATCH, STEPS, PAST, WIDE, HIDDEN, BLOCK = 2, 4, 6, 64, 128, 16
@@ -21,6 +24,7 @@ class Maker:
 
     def __init__(self, *, has_flat_scales: bool = False) -> None:
         self.has_flat_scales = has_flat_scales
+        self.levels: dict[str, int] = {}
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
 
@@ -49,7 +53,7 @@ class Maker:
         operands = [data, packed, scales]
         if self.has_flat_scales:
             operands.append(self.weight(f"{name}.points", columns * count // 2, dtype=np.uint8))
-        sizes = {"K": inner, "N": columns, "bits": 4, "block_size": BLOCK}
+        sizes = {"K": inner, "N": columns, "bits": 4, "block_size": BLOCK, **self.levels}
         return self.node("MatMulNBits", operands, [name], **sizes)
 
     def save(self, path: Path, inputs: dict[str, list[int]], outputs: dict[str, list[int]], opset: int = 21) -> Path:
@@ -170,6 +174,44 @@ def test_values_of_other_sizes_and_caches_are_sharded_by_heads(tmp_path: Path) -
         partition = irpar.partition(module, {"tp": 4})
         partition.verify().check()
         assert partition.plan.totals["flops_per_rank"] < 0.27 * partition.plan.original["flops"]
+
+
+def test_heads_inside_attention_are_suggested(tmp_path: Path) -> None:
+    suggestion = irpar.suggest(projected(tmp_path / "model.onnx"), {"tp": 2})
+    module = irpar.load(tmp_path / "model.onnx")
+    suggestion.apply(module)
+    partition = irpar.partition(module, {"tp": 2})
+    partition.verify().check()
+    assert len(partition.plan.collectives) == 1
+    assert partition.plan.totals["flops_per_rank"] < 0.52 * partition.plan.original["flops"]
+
+
+def test_weights_that_onnx_runtime_packs_are_known_to_it_where_a_product_runs_alone(tmp_path: Path) -> None:
+    """With an accuracy level it computes with integers, but only where it has packed the weights ahead."""
+    m = Maker()
+    m.levels = {"accuracy_level": 4}
+    m.quantised("y", "x", WIDE, HIDDEN)
+    m.save(tmp_path / "m.onnx", {"x": [BATCH, WIDE, WIDE]}, {"y": [BATCH, WIDE, HIDDEN]})
+    module = irpar.load(tmp_path / "m.onnx")
+    (node,) = module.graph
+    x = _random.standard_normal((BATCH, WIDE, WIDE)).astype(np.float32)
+    weights = [value.data.numpy() for value in node.inputs[1:] if value.data is not None]
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x})
+    (found,) = PlainArrays(module.opsets).without_kernel(node)([x, *weights], None)  # type: ignore[arg-type]
+    assert np.array_equal(found, expected)
+
+
+def test_an_operator_of_which_no_type_is_known_is_named(tmp_path: Path) -> None:
+    m = Maker()
+    m.node("NhwcConv", ["x", m.weight("w", 8, 3, 3, 8)], ["h"], pads=[1, 1, 1, 1])
+    m.node("Relu", ["h"], ["r"], domain="")
+    m.node("Relu", ["r"], ["y"], domain="")
+    module = irpar.load(m.save(tmp_path / "m.onnx", {"x": [2, 8, 8, 8]}, {"y": [2, 8, 8, 8]}))
+    module.shard("x", ["tp", None, None, None])
+    with pytest.raises(IrparError, match=r"does not know the operator com\.microsoft\.NhwcConv") as error:
+        irpar.partition(module, {"tp": 2})
+    assert "/h" in str(error.value)
 
 
 @pytest.mark.parametrize("is_packed", [False, True])

@@ -20,7 +20,9 @@ from .facts import (
     tensor_of,
 )
 from .gradients.quantized import decompose_dequantize, of_dequantize, of_quantize
+from .gradients.refused import ROUNDS
 from .gradients.zero import StraightThrough, zero
+from .local_programs.quantization import DYNAMIC
 from .matmul import cost_matmul, cost_products, matmul_dims, matmul_factors
 from .microsoft import microsoft
 from .op_def import OpDef
@@ -110,6 +112,25 @@ define(OpDef("", "QuantizeLinear", *_QUANTIZE, gradient=StraightThrough(of_quant
 define(OpDef("", "DequantizeLinear", *_DEQUANTIZE, gradient=of_dequantize))
 microsoft("QuantizeLinear", *_QUANTIZE, gradient=zero)
 microsoft("DequantizeLinear", *_DEQUANTIZE, dtypes=1, decompose=decompose_dequantize)
+
+
+# -- DynamicQuantizeLinear ------------------------------------------------------------------------------------------
+
+
+def _infer_dynamic(node: Node) -> Sequence[Type]:
+    data = tensor_of(node, 0)
+    return [TensorType(DType.U8, data.shape), TensorType(data.dtype, ()), TensorType(DType.U8, ())]
+
+
+def _rule_dynamic(node: Node) -> FactorRule:
+    """`([i,j])->([i,j],[],[])`: all are whole, but for the local program, which reduces the greatest and the least."""
+    rule = RuleBuilder()
+    dims = rule.dims(shape_of(node, 0), Kind.REPLICATE)
+    return rule.done([dims], [dims, [], []])
+
+
+_DYNAMIC = (_infer_dynamic, _rule_dynamic, per_element(5))
+define(OpDef("", "DynamicQuantizeLinear", *_DYNAMIC, gradient=ROUNDS, local_program=DYNAMIC))
 
 
 # -- MatMulInteger, QLinearMatMul -----------------------------------------------------------------------------------

@@ -40,7 +40,6 @@ _ONNX: dict[str, tuple[str, ...]] = {
     RANDOM: (*("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),),
     BODY: ("SequenceMap",),
     MADE: ("BlackmanWindow", "Constant", "HammingWindow", "HannWindow", "MelWeightMatrix", "Range"),
-    SCALE: ("DynamicQuantizeLinear",),
     FILE: ("ImageDecoder",),
 }
 _MICROSOFT: dict[str, tuple[str, ...]] = {

@@ -49,13 +49,16 @@ class WideArrays(Arrays):
 
     Attributes:
         narrow: operators that were computed in the model's own dtypes, by ONNX Runtime, for want of a kernel.
+        has_constants: they have the constants of the model.
     """
 
     name = "numpy"
+    has_constants = True
 
     def __init__(self, opsets: Mapping[str, int]) -> None:
         self.narrow: dict[str, None] = {}
-        self._on_ort: Callable[[Node], Operation] = on_ort(EngineSettings(opsets, 1))
+        settings = EngineSettings(opsets, 1)
+        self._on_ort: Callable[[Node], Operation] = on_ort(settings, has_constants=self.has_constants)
 
     def constant(self, array: Array, reads: Reads) -> Any:
         """A constant, widened."""
@@ -120,6 +123,8 @@ class Nudges:
 class MagnitudeArrays(WideArrays):
     """Arrays in float64 without signs: what the terms of a sum make when they do not cancel."""
 
+    has_constants = False
+
     def constant(self, array: Array, reads: Reads) -> Any:
         """A constant, widened, without signs where it is of floats."""
         return magnitudes(array)
@@ -141,7 +146,8 @@ class PlainArrays(Arrays):
     name = "numpy"
 
     def __init__(self, opsets: Mapping[str, int], threads: int = 0) -> None:
-        self._on_ort: Callable[[Node], Operation] = on_ort(EngineSettings(opsets, 1, threads=threads))
+        settings = EngineSettings(opsets, 1, threads=threads)
+        self._on_ort: Callable[[Node], Operation] = on_ort(settings, has_constants=True)
 
     def without_kernel(self, node: Node) -> Operation:
         """The node in ONNX Runtime."""

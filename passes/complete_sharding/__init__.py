@@ -95,8 +95,21 @@ def _require_types(module: Module) -> None:
     """
     require_global(module, CompleteSharding.name)
     require_static(module)
+    strange: Node | None = None
     for node in module.graph:
-        if traits(node).infer is not None and all(value.type is UNKNOWN for value in node.results):
+        if not node.results or any(value.type is not UNKNOWN for value in node.results):
+            continue
+        if traits(node).infer is None:
+            strange = strange or node
+        elif strange is not None:
+            raise IrparError(
+                f"irpar does not know the operator {strange.operator}, nor what type its results have, which "
+                f"{node.title} and others need",
+                where=f"node {strange.label}",
+                do="give the model without it: as it was before a tool optimised it for one device "
+                "(ONNX Runtime: graph_optimization_level BASIC, no NCHWc or NHWC)",
+            )
+        else:
             raise IrparError(
                 f"the types of %{node.results[0].name} and others are not known yet",
                 do="run infer-types (and fold-constants) before complete-sharding",

@@ -29,6 +29,7 @@ def _quantised() -> Iterator[Sample]:
     yield Sample("DequantizeLinear", (ints(12, dtype=np.int8), floats(3)), {"axis": 0, "block_size": 4})
     yield Sample("DequantizeLinear", (ints(5, 7, dtype=np.int8), floats(5, 2)), blocks)
     yield Sample("QuantizeLinear", (floats(5, 12), floats(5, 3, low=0.1), ints(5, 3, dtype=np.int8)), blocks)
+    yield Sample("DynamicQuantizeLinear", (floats(5, 4),), results=3)
 
 
 def _products() -> Iterator[Sample]:

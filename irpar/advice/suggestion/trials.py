@@ -25,6 +25,7 @@ from irpar.pass_manager import Instrumentation, PassManager
 from irpar.pass_manager.default_pipeline import NORMALISE, SHARD
 from irpar.pass_manager.progress import Progress
 from irpar.passes.split_bias import split_biases
+from irpar.passes.split_weights import give_operands
 from irpar.sharding import Mesh, Sharding
 
 from .completion import Completions
@@ -94,6 +95,7 @@ class Trials:
         self.weight_bytes = constant_bytes(self.work.graph)
         self.peak_bytes = peak(self.work.graph).total_bytes
         split_biases(self.work)
+        give_operands(self.work)
         self._refine = refine if len(self.work.graph) <= _MOST_ANEW else RefinedVariants().refine
         self._completions = Completions(self.work, mesh)
         self._estimates: dict[frozenset[tuple[str, Spec]], Estimate] = {}

@@ -6,12 +6,13 @@ becomes  q, k, v = Split(p)     a = GroupQueryAttention(q, k, v, ..)    w is the
 a = Attention(x, w, b)          becomes  q, k, v = Split(Add(MatMul(x, w), b))    a = MultiHeadAttention(q, k, v)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from irpar.ir import Builder, Graph, Module, Node, TensorType, Value, with_dim
+from irpar.ir import Graph, Module, Node, TensorType, Value
 from irpar.ops.facts import CannotTellError, int_attribute, ints_attribute
 
 from .fused_weights import is_product
+from .writer import NodeWriter
 
 _DOMAIN = "com.microsoft"
 _KEPT = frozenset({"num_heads", "mask_filter_value", "scale", "unidirectional"})
@@ -50,7 +51,7 @@ def _grouped(module: Module, node: Node) -> bool:
     is_free = packed.sharding is None and packed.name not in module.annotated
     if not is_free or rest or not _is_made_by_product(packed):
         return False
-    parts = _Writer(module, node).split(packed, [heads * size, key_heads * size, key_heads * size])
+    parts = NodeWriter(module, node).split(packed, [heads * size, key_heads * size, key_heads * size])
     node.set_operands([*parts, *node.operands[3:]])
     return True
 
@@ -81,11 +82,11 @@ def _projected(module: Module, node: Node) -> bool:
     sizes = ints_attribute(node, "qkv_hidden_sizes") or (weight.shape[1] // 3,) * 3
     if sizes[0] != sizes[1] or sum(sizes) != weight.shape[1]:
         return False
-    _write_projected(_Writer(module, node), node, sizes)
+    _write_projected(NodeWriter(module, node), node, sizes)
     return True
 
 
-def _write_projected(w: "_Writer", node: Node, sizes: Sequence[int]) -> None:
+def _write_projected(w: NodeWriter, node: Node, sizes: Sequence[int]) -> None:
     every = [*node.operands, *[None] * (_BIAS + 1 - len(node.operands))]
     x, weight, bias, mask, past, added = every[: _BIAS + 1]
     assert x is not None
@@ -108,53 +109,4 @@ def _write_projected(w: "_Writer", node: Node, sizes: Sequence[int]) -> None:
     if len(node.results) > 1:
         both = [w.unsqueeze(value) for value in results[1:]]
         given.append(w.op("Concat", both, node.results[1].tensor_type, "present", {"axis": 0}))
-    _take_place(node, given)
-
-
-def _take_place(node: Node, values: Iterable[Value]) -> None:
-    """Let values stand for the results of a node, with their names, and take the node out."""
-    for old, new in zip(node.results, values, strict=True):
-        new.sharding, new.memory, new.source, new.doc = old.sharding, old.memory, old.source, old.doc
-        old.replace_uses(new)
-        name = old.name
-        old.rename("")
-        new.rename(name)
-    node.erase()
-
-
-class _Writer:
-    """Writes nodes before one."""
-
-    def __init__(self, module: Module, node: Node) -> None:
-        assert node.graph is not None
-        opsets = {**module.opsets, node.domain: node.version}
-        self.builder = Builder(node.graph, opsets, before=node, like=node)
-
-    def op(
-        self,
-        op_type: str,
-        operands: Sequence[Value | None],
-        type_: TensorType,
-        name: str,
-        attributes: dict[str, int] | None = None,
-    ) -> Value:
-        """The result of a node."""
-        return self.builder.op(op_type, operands, attributes, type=type_, name=name)
-
-    def split(self, value: Value, sizes: Sequence[int], dim: int = -1) -> list[Value]:
-        """Parts of a value along a dim."""
-        dim %= len(value.shape)
-        types = [value.tensor_type.with_shape(with_dim(value.shape, dim, size)) for size in sizes]
-        results = [Value(f"{value.name}_{number}", type_) for number, type_ in enumerate(types)]
-        counts = self.builder.constant(list(sizes), "sizes")
-        return list(self.builder.node("Split", [value, counts], {"axis": dim}, results=results).results)
-
-    def squeeze(self, value: Value) -> Value:
-        """Without its first dim, of 1."""
-        axes = self.builder.constant([0], "axes")
-        return self.op("Squeeze", [value, axes], value.tensor_type.with_shape(value.shape[1:]), value.name)
-
-    def unsqueeze(self, value: Value) -> Value:
-        """With a first dim of 1."""
-        axes = self.builder.constant([0], "axes")
-        return self.op("Unsqueeze", [value, axes], value.tensor_type.with_shape((1, *value.shape)), value.name)
+    w.take_place(given)

@@ -14,16 +14,25 @@ from .operation import Environment, Operation
 from .ort import OrtEngine
 
 
-def on_ort(settings: EngineSettings) -> Callable[[Node], Operation]:
-    """What computes a single node with ONNX Runtime, on numpy arrays."""
+def on_ort(settings: EngineSettings, *, has_constants: bool = False) -> Callable[[Node], Operation]:
+    """What computes a single node with ONNX Runtime, on numpy arrays.
+
+    Args:
+        settings: of the engine.
+        has_constants: the graph is a whole model, whose constants are read from it, not from the operands that are
+            given: ONNX Runtime packs weights ahead that it knows, and may compute with them otherwise (MatMulNBits
+            with an accuracy level).
+    """
 
     def operation(node: Node) -> Operation:
         _check(node)
         graph = node.graph
         assert graph is not None
-        operands = tuple(dict.fromkeys(value for value in node.operands if value is not None))
+        read = tuple(dict.fromkeys(value for value in node.operands if value is not None))
+        constants = tuple(value for value in read if has_constants and value.is_constant)
+        operands = tuple(value for value in read if value not in constants)
         results = tuple(value for value in node.results if value.has_uses)
-        segment = Segment(0, graph, (node,), operands, (), results)
+        segment = Segment(0, graph, (node,), operands, constants, results)
         compiled = OrtEngine(settings).compile(segment, Constants(Part(0, graph, (0,), ())))
 
         def run(inputs: list[Any], environment: Environment) -> Sequence[Any]:

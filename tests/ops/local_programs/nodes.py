@@ -85,6 +85,8 @@ def reducing(draw: st.DrawFn, name: str) -> Drawn:
             attributes = {"axis": axis, "largest": draw(st.integers(0, 1))}
             others = {"k": np.array([draw(st.integers(1, size))])}
             results = ["y", "places"]
+        case "DynamicQuantizeLinear":
+            results = ["y", "scale", "point"]
         case "CumSum" | "CumProd":
             attributes = {"exclusive": draw(st.integers(0, 1)), "reverse": draw(st.integers(0, 1))}
             others = {"axis": np.array(axis)}

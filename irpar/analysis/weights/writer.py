@@ -1,0 +1,58 @@
+"""Nodes written in place of one."""
+
+from collections.abc import Iterable, Sequence
+
+from irpar.ir import Builder, Module, Node, TensorType, Value, with_dim
+
+
+class NodeWriter:
+    """Writes nodes before one, and lets values stand for its results.
+
+    Attributes:
+        builder: inserts before the node, and says that what it makes comes from where that comes from.
+    """
+
+    def __init__(self, module: Module, node: Node) -> None:
+        assert node.graph is not None
+        opsets = {**module.opsets, node.domain: node.version}
+        self.builder = Builder(node.graph, opsets, before=node, like=node)
+        self._node = node
+
+    def op(
+        self,
+        op_type: str,
+        operands: Sequence[Value | None],
+        type_: TensorType,
+        name: str,
+        attributes: dict[str, int] | None = None,
+    ) -> Value:
+        """The result of a node."""
+        return self.builder.op(op_type, operands, attributes, type=type_, name=name)
+
+    def split(self, value: Value, sizes: Sequence[int], dim: int = -1) -> list[Value]:
+        """Parts of a value along a dim."""
+        dim %= len(value.shape)
+        types = [value.tensor_type.with_shape(with_dim(value.shape, dim, size)) for size in sizes]
+        results = [Value(f"{value.name}_{number}", type_) for number, type_ in enumerate(types)]
+        counts = self.builder.constant(list(sizes), "sizes")
+        return list(self.builder.node("Split", [value, counts], {"axis": dim}, results=results).results)
+
+    def squeeze(self, value: Value) -> Value:
+        """Without its first dim, of 1."""
+        axes = self.builder.constant([0], "axes")
+        return self.op("Squeeze", [value, axes], value.tensor_type.with_shape(value.shape[1:]), value.name)
+
+    def unsqueeze(self, value: Value) -> Value:
+        """With a first dim of 1."""
+        axes = self.builder.constant([0], "axes")
+        return self.op("Unsqueeze", [value, axes], value.tensor_type.with_shape((1, *value.shape)), value.name)
+
+    def take_place(self, values: Iterable[Value]) -> None:
+        """Let values stand for the results of the node, with their names, and take the node out."""
+        for old, new in zip(self._node.results, values, strict=True):
+            new.sharding, new.memory, new.source, new.doc = old.sharding, old.memory, old.source, old.doc
+            old.replace_uses(new)
+            name = old.name
+            old.rename("")
+            new.rename(name)
+        self._node.erase()
