@@ -17,6 +17,7 @@ from irpar.analysis.weights.fused_weights import (
 )
 from irpar.analysis.weights.packed_attention import take_packed_apart
 from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorType, Value, range_along, with_dim
+from irpar.ops.facts import needed
 from irpar.pass_manager import Pass, PassResult
 
 from .simplify_layout import SimplifyLayout
@@ -94,11 +95,25 @@ def _columns(fused: FusedWeight) -> list[tuple[Node, dict[int, int]]]:
     place, columns = _product(fused)
     listed = [(product, columns)]
     for step in others:
-        (value,) = (operand for operand in step.inputs if not operand.is_constant)
-        own = step.operands.index(value)
+        own = _before(fused, step)
         # One behind a Reshape has a single operand.
-        listed.append((step, {own: place} if len(step.operands) == 1 else beside(step, value, place) or {}))
+        is_alone = len(step.operands) == 1
+        listed.append((step, {own: place} if is_alone else beside(step, needed(step, own), place) or {}))
     return listed
+
+
+def _before(fused: FusedWeight, step: Node) -> int:
+    """Which operand of a step the one before gives; of the product, which the weight is."""
+    number = fused.steps.index(step)
+    if number == 0:
+        return _own(fused)
+    value = fused.steps[number - 1].result
+    return step.operands.index(value) if value in step.operands else 0
+
+
+def _reads_more(fused: FusedWeight) -> bool:
+    """Whether a step behind the product reads something that is computed, beside what the step before gives."""
+    return any(sum(not value.is_constant for value in step.inputs) > 1 for step in fused.steps[1:])
 
 
 def _product(fused: FusedWeight) -> tuple[int, dict[int, int]]:
@@ -184,12 +199,11 @@ class _Split:
 
     def _step(self, node: Node, before: Value, section: tuple[int, int], columns: dict[int, int]) -> Value:
         """A step for a section; `before` is what the step before gives, or the weight."""
-        first = self.fused.steps[0]
-        is_product = node is first
+        fused = self.fused
+        first, before_at = fused.steps[0], _before(fused, node)
         operands: list[Value | None] = []
         for index, value in enumerate(node.operands):
-            is_before = index == _own(self.fused) if is_product else value is not None and not value.is_constant
-            if is_before:
+            if index == before_at:
                 operands.append(before)
             elif value is not None and index in columns:
                 operands.append(self._part(value, columns[index], section))
@@ -197,7 +211,9 @@ class _Split:
                 operands.append(value)
         shape = with_dim(first.result.shape, _product(self.fused)[0], section[1] - section[0])
         assert first.graph is not None
-        builder = Builder(first.graph, {node.domain: node.version}, before=first, like=node)
+        # Steps that read a number of their own stand where they stood: it may be made behind the product.
+        place = node if _reads_more(fused) else first
+        builder = Builder(first.graph, {node.domain: node.version}, before=place, like=node)
         type_, attributes = TensorType(node.result.dtype, shape), with_columns(node, section[1] - section[0])
         name = node.result.name
         made = builder.op(node.op_type, operands, attributes, type=type_, domain=node.domain, name=name)

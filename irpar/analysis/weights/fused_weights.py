@@ -140,8 +140,38 @@ def _of_packed(node: Node, own: int) -> tuple[int, Columns] | None:
     return len(node.result.shape) - 1, columns
 
 
+def _of_integers(node: Node, own: int, *vectors: int) -> tuple[int, Columns] | None:
+    """The columns of the right operand, and of what has one number for each."""
+    weight = node.operands[1]
+    if own != 1 or weight is None or len(weight.shape) != 2:
+        return None
+    columns: Columns = {1: 1}
+    for index in vectors:
+        value = node.operands[index] if index < len(node.operands) else None
+        if value is not None and value.shape not in ((), (1,)):
+            if value.shape != weight.shape[1:]:
+                return None
+            columns[index] = 0
+    return len(node.result.shape) - 1, columns
+
+
+def _of_matmul_integer(node: Node, own: int) -> tuple[int, Columns] | None:
+    return _of_integers(node, own, 3)
+
+
+def _of_integer_to_float(node: Node, own: int) -> tuple[int, Columns] | None:
+    return _of_integers(node, own, 3, 5, 6)
+
+
 _PACKED = ("com.microsoft", "MatMulNBits")
-_PRODUCTS = {("", "MatMul"): _of_matmul, ("", "Gemm"): _of_gemm, ("", "Conv"): _of_conv, _PACKED: _of_packed}
+_PRODUCTS = {
+    ("", "MatMul"): _of_matmul,
+    ("", "Gemm"): _of_gemm,
+    ("", "Conv"): _of_conv,
+    ("", "MatMulInteger"): _of_matmul_integer,
+    ("com.microsoft", "MatMulIntegerToFloat"): _of_integer_to_float,
+    _PACKED: _of_packed,
+}
 _COUNTING = {_PACKED}
 """Products that say in an attribute how many columns there are."""
 
@@ -305,8 +335,10 @@ def _only_reader(value: Value) -> Node | None:
 
 def _is_step(node: Node, value: Value, place: int) -> bool:
     own = node.operands.index(value)
-    others = (other for index, other in enumerate(node.inputs) if index != own)
-    return beside(node, value, place) is not None and all(other.is_constant for other in others)
+    others = (other for index, other in enumerate(node.operands) if index != own)
+    # One number is beside all columns, whatever makes it.
+    fits = all(other is None or other.is_constant or other.shape in ((), (1,)) for other in others)
+    return fits and beside(node, value, place) is not None
 
 
 def _taken_apart(
