@@ -318,7 +318,11 @@ microsoft("MoE", same_type, _rule_moe, _cost_moe, _localize_moe, gradient=EXPERT
 
 
 def _rule_packed_moe(node: Node) -> FactorRule:
-    """`([r,d],[r,e],..)->([r,d])`: rows r pass; packed weights, their scales and biases are whole."""
+    """`([r,d],[r,e],[e,(ui),.],[e,(ui)],[e,(ui)],[e,d,(uj)],[e,d,u],[e,d])->([r,d])`: r pass, u gives partial sums.
+
+    u are the parts of the inner size that share a scale, or a byte: those of fc1 are rows, of fc2 bytes. Where they are
+    not told apart, weights, their scales and biases are whole.
+    """
     shape = shape_of(node, 0)
     rule = RuleBuilder()
     rows = rule.dims(shape[:-1])
@@ -326,7 +330,47 @@ def _rule_packed_moe(node: Node) -> FactorRule:
     operands: list[Sequence[DimFactors]] = [whole(len(found or ())) for found in shapes_of(node)]
     operands[0] = [*rows, size]
     operands[1] = [tuple(factor for dim in rows for factor in dim), experts]
+    length = _inner_unit(node)
+    if length:
+        of_bytes, fused = shape_of(node, 5)[2], shape_of(node, 2)[1]
+        (unit,) = rule.dims([of_bytes * _packed_in_byte(node, "fc2") // length], Kind.REDUCE)
+        count = rule.sizes[unit[0]]
+        (inside,) = rule.dims([fused // count], Kind.REPLICATE)
+        for index, found in enumerate(shapes_of(node)):
+            if found is None or index < 2:
+                continue
+            if index in (2, 3, 4, 11):
+                operands[index] = [(), (*unit, *inside), *[()] * (len(found) - 2)]
+            elif index in (5, 6, 12) and len(found) == 3:
+                operands[index] = [(), (), (*unit, *rule.dims([found[2] // count], Kind.REPLICATE)[0])]
     return rule.done(operands, [[*rows, ()]])
+
+
+def _packed_in_byte(node: Node, name: str) -> int:
+    """How many weights of a product a byte has; 0 where that is no whole number."""
+    bits = int_attribute(node, f"{name}_expert_weight_bits", int_attribute(node, "expert_weight_bits", 4))
+    return 8 // bits if 8 % bits == 0 else 0
+
+
+def _inner_unit(node: Node) -> int:
+    """How many elements of the inner size stay together; 0 where these are not told apart."""
+    pack, block = _packed_in_byte(node, "fc2"), int_attribute(node, "block_size", 0)
+    shapes = [*shapes_of(node), *[None] * 17]
+    points, others = shapes[11:13], [*shapes[8:11], shapes[13], *shapes[15:17]]
+    is_plain = text_attribute(node, "quant_type", "int") == "int" and int_attribute(node, "weights_prepacked", -1) < 1
+    if not is_plain or not pack or any(found is not None for found in others):
+        return 0
+    inner, fused = shape_of(node, 5)[2] * pack, shape_of(node, 2)[1]
+    if fused != inner and (fused != 2 * inner or int_attribute(node, "swiglu_fusion", 0) != 1):
+        return 0
+    if any(found is not None and len(found) != 3 for found in points):
+        return 0  # Zero points of several rows share a byte.
+    length = pack if block <= 0 else block * (1 if points[1] is None else pack)
+    return length if inner % length == 0 else 0
+
+
+def _localize_packed_moe(whole_node: Node, local: Node, builder: Builder) -> None:
+    add_bias_once(local, 7, builder)
 
 
 def _cost_packed_moe(node: Node) -> int:
@@ -335,4 +379,4 @@ def _cost_packed_moe(node: Node) -> int:
     return 2 * rows * int_attribute(node, "k", 1) * size * 2 * shape_of(node, 2)[1]
 
 
-microsoft("QMoE", same_type, _rule_packed_moe, _cost_packed_moe, gradient=PACKED)
+microsoft("QMoE", same_type, _rule_packed_moe, _cost_packed_moe, _localize_packed_moe, gradient=PACKED)

@@ -150,6 +150,20 @@ def _experts() -> Iterator[Sample]:
     bits: dict[str, Any] = {**fused, "expert_weight_bits": 4}
     yield made("QMoE", floats(5, wide), floats(5, count), *packed, **bits)
     yield made("QMoE", floats(3, 4, wide), floats(12, count), *packed, **bits)
+    for fusion, pack in ((1, 2), (0, 1)):
+        inter, block = 96, 16
+        blocks: dict[str, Any] = {"k": 2, "expert_weight_bits": 8 // pack, "block_size": block}
+        blocks |= {"activation_type": "swiglu", "swiglu_fusion": 1} if fusion else {"activation_type": "silu"}
+        fused_rows = inter * (1 + fusion)
+        weights = (
+            ints(count, fused_rows, wide // pack, dtype=np.uint8, low=0, high=256),
+            floats(count, fused_rows, wide // block, low=0.01, high=0.05),
+            floats(count, fused_rows),
+            ints(count, wide, inter // pack, dtype=np.uint8, low=0, high=256),
+            floats(count, wide, inter // block, low=0.01, high=0.05),
+            floats(count, wide),
+        )
+        yield made("QMoE", floats(5, wide), floats(5, count), *weights, **blocks)
 
 
 def _blocks() -> Iterator[Sample]:
