@@ -1,6 +1,7 @@
 """com.microsoft's products and look-ups of weights that are packed and scaled in blocks."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from irpar.ir import Builder, DType, Node, TensorType, Type, dtype_of_onnx
 
@@ -18,6 +19,7 @@ from .facts import (
 from .gradients.quantized import decompose_packed_product, decompose_packed_rows
 from .gradients.refused import PACKED
 from .gradients.zero import zero
+from .indexing import look_up_own_rows
 from .local import add_bias_once
 from .matmul import cost_matmul
 from .microsoft import microsoft
@@ -114,7 +116,7 @@ def _infer_gather(node: Node) -> Sequence[Type]:
 
 
 def _rule_gather(node: Node) -> FactorRule:
-    """`([v,i,(kb)],[j],[v,i,k],[v,i,k])->([j,i,(kb)])`: all pass but the axis v and what is in a block.
+    """`([v,i,(kb)],[j],[v,i,k],[v,i,k])->([j,i,(kb)])`: v is reduced, as in Gather; what is in a block is whole.
 
     Where the zero points are packed, or blocks do not divide their axis, the axis of blocks is whole.
     """
@@ -130,7 +132,7 @@ def _rule_gather(node: Node) -> FactorRule:
     result: list[DimFactors] = []
     for dim, (length, count) in enumerate(zip(shape, shape_of(node, 2), strict=True)):
         if dim == axis:
-            (indexed,) = rule.dims([length], Kind.REPLICATE)
+            (indexed,) = rule.dims([length], Kind.REDUCE if count == length else Kind.REPLICATE)
             data.append(indexed)
             scales.append(indexed if count == length else ())
             result.extend(rule.dims(shape_of(node, 1)))
@@ -154,7 +156,14 @@ def _rule_gather(node: Node) -> FactorRule:
     return rule.done(operands, [result])
 
 
-microsoft("GatherBlockQuantized", _infer_gather, _rule_gather, dtypes=2, decompose=decompose_packed_rows)
+microsoft(
+    "GatherBlockQuantized",
+    _infer_gather,
+    _rule_gather,
+    localize=partial(look_up_own_rows, attribute="gather_axis"),
+    dtypes=2,
+    decompose=decompose_packed_rows,
+)
 
 
 # -- GatherPacked: a row of the table is blocks of a format that an attribute numbers ------------------------------

@@ -85,15 +85,22 @@ def _rule_gather(node: Node) -> FactorRule:
 
 
 def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
-    """Look up only the indices in the block of rows; zeros for the others, NaN for those in no rank's block."""
+    return look_up_own_rows(whole_node, local, builder)
+
+
+def look_up_own_rows(whole_node: Node, local: Node, builder: Builder, *, attribute: str = "axis") -> list[Value] | None:
+    """Look up only the indices in the block of rows; zeros for the others, NaN for those in no rank's block.
+
+    `attribute` names the dim of the rows.
+    """
     size_of = shape_of(whole_node, 0)
-    axis = axis_attribute(whole_node, len(size_of), 0)
+    axis = axis_attribute(whole_node, len(size_of), 0, attribute)
     start = start_of_block(needed(whole_node, 0).sharding, axis, shape_of(whole_node, 0)[axis], builder)
     if start is None:
         return None
     index = from_start(needed(local, 1), size_of[axis], builder)
     relative, inside = relative_or(index, start, needed(local, 0).shape[axis], 0, builder)
-    trailing = len(size_of) - axis - 1 if local.op_type == "Gather" else 0
+    trailing = 0 if local.op_type == "GatherElements" else len(size_of) - axis - 1
     known = partial(is_within, index, size_of[axis], builder)
     return [_looked_up(local, relative, inside, known, trailing, builder)]
 
@@ -112,7 +119,8 @@ def _looked_up(
         builder: inserts before the node.
     """
     result = local.result
-    found = typed_like(result, local.op_type, [needed(local, 0), index], local.attributes, builder)
+    operands = [needed(local, 0), index, *local.operands[2:]]
+    found = typed_like(result, local.op_type, operands, local.attributes, builder, domain=local.domain)
     inside_each = _with_dims(inside, trailing, builder)
     if result.dtype is DType.BOOL:  # ONNX Runtime has no Where for bools.
         return typed_like(result, "And", [inside_each, found], None, builder)

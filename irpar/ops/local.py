@@ -17,9 +17,11 @@ def typed_like(
     operands: Sequence[Value | None],
     attributes: Mapping[str, Any] | None,
     builder: Builder,
+    *,
+    domain: str = "",
 ) -> Value:
     """Insert a node whose result has the type, sharding and global shape of `result`."""
-    made = builder.op(op_type, operands, attributes, type=result.type, name=result.name)
+    made = builder.op(op_type, operands, attributes, type=result.type, domain=domain, name=result.name)
     made.sharding = result.sharding
     made.global_shape = result.global_shape
     return made
