@@ -114,7 +114,9 @@ def _lie_apart(source: Value, result: Value) -> bool:
 # Of a merged dim only the major part can be sharded freely: blocks of batch and of heads together are no block of
 # batch x heads. The Reshape wanders down until one that splits the dim again takes it away.
 
-_FROM_AXIS = frozenset({"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization"})
+_FROM_AXIS = frozenset(
+    {"Softmax", "LogSoftmax", "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"}
+)
 """They work on the dims from an axis on; those before it are all alike."""
 _FROM_AXIS_SINCE = 13
 """Before, Softmax took all dims from its axis on as one."""

@@ -115,6 +115,31 @@ def test_the_norm_of_groups_of_channels() -> None:
     )
 
 
+def test_the_norm_of_heads() -> None:
+    """As onnxruntime-genai writes Qwen3: steps and heads are dims of their own again."""
+    check(
+        "simplify-layout,dce",
+        """
+        graph @g(%q: f32[2, 6, 128], %w: f32[16]) -> (%o) opset 21 {
+          %s1 = constant : i64[3] [2, 48, 16]
+          %s2 = constant : i64[3] [2, 6, 128]
+          %a = Reshape(%q, %s1) : f32[2, 48, 16]
+          %n = SimplifiedLayerNormalization(%a, %w) {epsilon=1e-06} : f32[2, 48, 16]
+          %o = Reshape(%n, %s2) : f32[2, 6, 128]
+        }
+        """,
+        """
+        graph @g(%q: f32[2, 6, 128], %w: f32[16]) -> (%o) opset 21 {
+          %shape = constant : i64[4] [2, 6, 8, 16]
+          %shape_2 = constant : i64[3] [2, 6, 128]
+          %a_1 = Reshape(%q, %shape) : f32[2, 6, 8, 16]
+          %n_1 = SimplifiedLayerNormalization(%a_1, %w) {epsilon=1e-06, axis=-1} : f32[2, 6, 8, 16]
+          %o = Reshape(%n_1, %shape_2) : f32[2, 6, 128]
+        }
+        """,
+    )
+
+
 UNCHANGED = {
     "a Gemm that scales": """
         graph @g(%x: f32[4, 6, 8], %w: f32[8, 2]) -> (%y) opset 21 {
