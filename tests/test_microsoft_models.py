@@ -176,6 +176,36 @@ def test_values_of_other_sizes_and_caches_are_sharded_by_heads(tmp_path: Path) -
         assert partition.plan.totals["flops_per_rank"] < 0.27 * partition.plan.original["flops"]
 
 
+@pytest.mark.parametrize("is_by_columns", [False, True])
+@pytest.mark.parametrize("mask", [None, "lengths", "keys"])
+@pytest.mark.parametrize("has_past", [False, True])
+def test_attention_with_a_quantised_projection_is_sharded_by_heads(
+    has_past: bool, mask: str | None, is_by_columns: bool, tmp_path: Path
+) -> None:
+    """As quantize_dynamic makes it of what the optimizer writes."""
+    m = Maker()
+    wide = HEADS * SIZE
+    m.node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], domain="")
+    count = [3 * wide] if is_by_columns else []
+    scale = m.given("scale", _random.uniform(0.001, 0.002, count).astype(np.float32))
+    point = m.given("point", np.full(count, 128, np.uint8))
+    operands = ["q", m.weight("qkv.weight", WIDE, 3 * wide, dtype=np.uint8), m.weight("bias", 3 * wide), "s", scale]
+    operands += [m.given("mask", MASKS[mask]) if mask and not has_past else "", "z", point]
+    inputs, outputs = {"x": [BATCH, STEPS, WIDE]}, {"y": [BATCH, STEPS, WIDE]}
+    if has_past:
+        operands.append("past")
+        inputs["past"], outputs["present"] = ([2, BATCH, HEADS, steps, SIZE] for steps in (PAST, PAST + STEPS))
+    results = ["a", "present"] if has_past else ["a"]
+    m.node("QAttention", operands, results, num_heads=HEADS, unidirectional=int(has_past))
+    m.node("MatMul", ["a", m.weight("o.weight", wide, WIDE)], ["y"], domain="")
+    module = irpar.load(m.save(tmp_path / "m.onnx", inputs, outputs))
+    module.shard("qkv.weight", [None, "tp"])
+    partition = irpar.partition(module, {"tp": 2})
+    partition.verify().check()
+    assert [entry["kind"] for entry in partition.plan.collectives] == ["reduce_scatter"]
+    assert partition.plan.totals["flops_per_rank"] < 0.55 * partition.plan.original["flops"]
+
+
 def test_heads_inside_attention_are_suggested(tmp_path: Path) -> None:
     suggestion = irpar.suggest(projected(tmp_path / "model.onnx"), {"tp": 2})
     module = irpar.load(tmp_path / "model.onnx")

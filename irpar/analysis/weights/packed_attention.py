@@ -6,7 +6,8 @@ becomes  q, k, v = Split(p)     a = GroupQueryAttention(q, k, v, ..)    w is the
 a = Attention(x, w, b)          becomes  q, k, v = Split(Add(MatMul(x, w), b))    a = MultiHeadAttention(q, k, v)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from irpar.ir import Graph, Module, Node, TensorType, Value
 from irpar.ops.facts import CannotTellError, int_attribute, ints_attribute
@@ -17,8 +18,6 @@ from .writer import NodeWriter
 _DOMAIN = "com.microsoft"
 _KEPT = frozenset({"num_heads", "mask_filter_value", "scale", "unidirectional"})
 """Attributes of Attention that MultiHeadAttention has too."""
-_MASK, _PAST, _BIAS = 3, 4, 5
-"""Operands of Attention."""
 
 
 def take_packed_apart(module: Module, graph: Graph) -> int:
@@ -30,7 +29,7 @@ def take_packed_apart(module: Module, graph: Graph) -> int:
 
 
 def _is_taken_apart(module: Module, node: Node) -> bool:
-    apart = {"GroupQueryAttention": _grouped, "Attention": _projected}.get(node.op_type)
+    apart = _WAYS.get(node.op_type)
     if apart is None or node.strategy is not None:
         return False
     try:
@@ -65,48 +64,88 @@ def _is_made_by_product(value: Value) -> bool:
     return is_product(node) or (is_step and any(map(_is_made_by_product, node.inputs)))
 
 
-# -- Attention: with its projection ---------------------------------------------------------------------------------
+# -- Attention, QAttention: with their projection -------------------------------------------------------------------
 
 
-def _projected(module: Module, node: Node) -> bool:
-    operands = dict(enumerate(node.operands))
-    x, weight, mask = operands.get(0), operands.get(1), operands.get(_MASK)
-    if x is None or weight is None or not weight.is_constant or any(map(operands.get, range(_BIAS + 1, len(operands)))):
+@dataclass(frozen=True)
+class _Projection:
+    """The operands of attention with its projection, by what they are."""
+
+    x: Value
+    weight: Value
+    bias: Value | None
+    mask: Value | None
+    past: Value | None
+    added: Value | None = None
+    scales: tuple[Value | None, Value | None] = (None, None)
+    points: tuple[Value | None, Value | None] = (None, None)
+
+    def product(self, w: NodeWriter, type_: TensorType, name: str) -> Value:
+        """q, k and v side by side."""
+        if self.scales[0] is not None:
+            (of_x, of_weight), (zero, zeros) = self.scales, self.points
+            operands = [self.x, self.weight, of_x, of_weight, zero, zeros, self.bias]
+            return w.op("MatMulIntegerToFloat", operands, type_, name, domain=_DOMAIN)
+        made = w.op("MatMul", [self.x, self.weight], type_, name)
+        return made if self.bias is None else w.op("Add", [made, self.bias], type_, name)
+
+
+def _attention(module: Module, node: Node) -> bool:
+    operands = [*node.operands, *[None] * 6]
+    x, weight, bias, mask, past, added = operands[:6]
+    if x is None or weight is None or any(operands[6:]):
         return False
-    if not all(value.is_static for value in (*node.inputs, *node.results)) or len(x.shape) != 3:
+    return _is_projected(module, node, _Projection(x, weight, bias, mask, past, added))
+
+
+def _quantised(module: Module, node: Node) -> bool:
+    operands = [*node.operands, *[None] * 9]
+    x, weight, bias, of_x, of_weight, mask, zero, zeros, past = operands[:9]
+    if x is None or weight is None:
         return False
-    if any(int_attribute(node, name, 0) for name in ("do_rotary", "past_present_share_buffer")):
+    found = _Projection(x, weight, bias, mask, past, scales=(of_x, of_weight), points=(zero, zeros))
+    return _is_projected(module, node, found)
+
+
+def _is_projected(module: Module, node: Node, found: _Projection) -> bool:
+    x, weight, mask = found.x, found.weight, found.mask
+    if not weight.is_constant or not all(value.is_static for value in (*node.inputs, *node.results)):
+        return False
+    if len(x.shape) != 3 or any(int_attribute(node, name, 0) for name in ("do_rotary", "past_present_share_buffer")):
         return False
     if mask is not None and (len(mask.shape) > 3 or mask.shape[0] != x.shape[0]):
         return False  # Starts and ends of rows, and Megatron's mask of all places.
     sizes = ints_attribute(node, "qkv_hidden_sizes") or (weight.shape[1] // 3,) * 3
     if sizes[0] != sizes[1] or sum(sizes) != weight.shape[1]:
         return False
-    _write_projected(NodeWriter(module, node), node, sizes)
+    _write_projected(NodeWriter(module, node), node, found, sizes)
     return True
 
 
-def _write_projected(w: NodeWriter, node: Node, sizes: Sequence[int]) -> None:
-    every = [*node.operands, *[None] * (_BIAS + 1 - len(node.operands))]
-    x, weight, bias, mask, past, added = every[: _BIAS + 1]
-    assert x is not None
-    assert weight is not None
-    wide = TensorType(x.dtype, (*x.shape[:-1], sum(sizes)))
-    product = w.op("MatMul", [x, weight], wide, f"{node.results[0].name}_qkv")
-    product = product if bias is None else w.op("Add", [product, bias], wide, product.name)
+def _write_projected(w: NodeWriter, node: Node, found: _Projection, sizes: Sequence[int]) -> None:
+    name = node.results[0].name
+    wide = TensorType(node.results[0].dtype, (*found.x.shape[:-1], sum(sizes)))
     caches: list[Value | None] = [None, None]
-    if past is not None:
-        caches = [w.squeeze(part) for part in w.split(past, [1, 1], 0)]
-    operands = [*w.split(product, sizes), None, mask, added, *caches]
+    if found.past is not None:
+        caches = [w.squeeze(part) for part in w.split(found.past, [1, 1], 0)]
+    parts = w.split(found.product(w, wide, f"{name}_qkv"), sizes)
+    operands = [*parts, None, found.mask, found.added, *caches]
     attributes = {name: value for name, value in node.attributes.items() if name in _KEPT}
     types = [node.results[0].tensor_type]
     if len(node.results) > 1:
         present = node.results[1].tensor_type
-        types += [present.with_shape(node.results[1].shape[1:])] * 2
-    results = [Value(f"{node.results[0].name}_{number}", type_) for number, type_ in enumerate(types)]
+        types += [present.with_shape(present.static_shape[1:])] * 2
+    results = [Value(f"{name}_{number}", type_) for number, type_ in enumerate(types)]
     w.builder.node("MultiHeadAttention", operands, attributes, domain=_DOMAIN, results=results)
     given = [results[0]]
     if len(node.results) > 1:
         both = [w.unsqueeze(value) for value in results[1:]]
         given.append(w.op("Concat", both, node.results[1].tensor_type, "present", {"axis": 0}))
     w.take_place(given)
+
+
+_WAYS: dict[str, Callable[[Module, Node], bool]] = {
+    "GroupQueryAttention": _grouped,
+    "Attention": _attention,
+    "QAttention": _quantised,
+}

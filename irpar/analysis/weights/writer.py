@@ -25,9 +25,11 @@ class NodeWriter:
         type_: TensorType,
         name: str,
         attributes: dict[str, int] | None = None,
+        *,
+        domain: str = "",
     ) -> Value:
         """The result of a node."""
-        return self.builder.op(op_type, operands, attributes, type=type_, name=name)
+        return self.builder.op(op_type, operands, attributes, type=type_, domain=domain, name=name)
 
     def split(self, value: Value, sizes: Sequence[int], dim: int = -1) -> list[Value]:
         """Parts of a value along a dim."""
