@@ -138,10 +138,10 @@ def _localize_conv(whole_node: Node, local: Node, builder: Builder) -> None:
     add_bias_once(local, 2, builder)
 
 
-def count_groups(whole_node: Node, local: Node, data: int, kernel: int) -> None:
-    """Set the attribute `group` to the number of groups in the block."""
+def count_groups(whole_node: Node, local: Node, data: int, kernel: int, channels: int = 1) -> None:
+    """Set the attribute `group` to the number of groups in the block; `channels` is the dim of these in the data."""
     if int_attribute(whole_node, "group", 1) > 1:
-        local.set_attribute("group", shape_of(local, data)[1] // shape_of(local, kernel)[1])
+        local.set_attribute("group", shape_of(local, data)[channels] // shape_of(local, kernel)[1])
 
 
 def _cost_conv(node: Node) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from irpar.ir import Node, TensorType, Type
+from irpar.ir import Dim, Node, TensorType, Type
 
 from .convolution import window_sizes
 from .elementwise import per_element
@@ -115,13 +115,15 @@ microsoft("QLinearSoftmax", _infer_elementwise, _rule_along, per_element(9), gra
 
 
 def _infer_pool(node: Node) -> Sequence[Type]:
-    if int_attribute(node, "channels_last", 0):
-        raise CannotTellError("channels that come last")
     dims = dims_of(node, 0)
+    is_last = bool(int_attribute(node, "channels_last", 0))
+    batch, *places = (dims[0], *dims[1:-1]) if is_last else (dims[0], *dims[2:])
+    channels = dims[-1] if is_last else dims[1]
     if node.op_type == "QLinearGlobalAveragePool":
-        shape = (*dims[:2], *[1] * (len(dims) - 2))
+        sizes: list[Dim] = [1] * len(places)
     else:
-        shape = (*dims[:2], *window_sizes(node, ints_attribute(node, "kernel_shape") or ()))
+        sizes = window_sizes(node, ints_attribute(node, "kernel_shape") or (), places)
+    shape = (batch, *sizes, channels) if is_last else (batch, channels, *sizes)
     return [tensor_of(node, 0).with_shape(shape)]
 
 

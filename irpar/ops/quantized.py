@@ -205,6 +205,9 @@ def _conv_shape(node: Node, kernel_index: int) -> tuple[object, ...]:
     window = [size for size in ints_attribute(node, "kernel_shape") or kernel[2:] if isinstance(size, int)]
     if len(window) != len(kernel) - 2:
         raise CannotTellError("a symbolic kernel")
+    if int_attribute(node, "channels_last", 0):
+        batch, *places, _ = dims_of(node, 0)
+        return (batch, *window_sizes(node, window, places), kernel[0])
     return (dims_of(node, 0)[0], kernel[0], *window_sizes(node, window))
 
 
@@ -213,10 +216,7 @@ def _infer_conv_integer(node: Node) -> Sequence[Type]:
 
 
 def _infer_qlinear_conv(node: Node) -> Sequence[Type]:
-    dtype = tensor_of(node, 7).dtype
-    if int_attribute(node, "channels_last", 0):
-        return [TensorType(dtype, None)]
-    return [TensorType(dtype, _conv_shape(node, 3))]  # type: ignore[arg-type]
+    return [TensorType(tensor_of(node, 7).dtype, _conv_shape(node, 3))]  # type: ignore[arg-type]
 
 
 def _rule_conv_integer(node: Node) -> FactorRule:
@@ -235,18 +235,24 @@ def _of_channels(shape: Sequence[int], channels: DimFactors) -> Sequence[DimFact
 
 
 def _rule_qlinear_conv(node: Node) -> FactorRule:
-    """As for Conv, but input channels are whole, since sums are rounded."""
-    if int_attribute(node, "channels_last", 0):
-        raise CannotTellError("channels that come last")
-    shapes = shapes_of(node)
-    found = conv_factors(shape_of(node, 0), shape_of(node, 3), int_attribute(node, "group", 1), Kind.REPLICATE)
+    """As for Conv, but input channels are whole, since sums are rounded; com.microsoft's may have channels last."""
+    shapes, data = shapes_of(node), shape_of(node, 0)
+    is_last = bool(int_attribute(node, "channels_last", 0))
+    if is_last:
+        data = (data[0], data[-1], *data[1:-1])
+    found = conv_factors(data, shape_of(node, 3), int_attribute(node, "group", 1), Kind.REPLICATE)
     operands: list[Sequence[DimFactors]] = [whole(len(shape or ())) for shape in shapes]
-    operands[0], operands[3] = found.data, found.kernel
+    operands[0], operands[3] = _with_channels_last(found.data) if is_last else found.data, found.kernel
     for place in (4, 5):
         operands[place] = _of_channels(shapes[place] or (), found.channels)
     if operand(node, 8) is not None:
         operands[8] = [found.channels]
-    return found.rule.done(operands, [found.result])
+    return found.rule.done(operands, [_with_channels_last(found.result) if is_last else found.result])
+
+
+def _with_channels_last(dims: Sequence[DimFactors]) -> list[DimFactors]:
+    batch, channels, *places = dims
+    return [batch, *places, channels]
 
 
 def _cost_conv(node: Node) -> int:
@@ -269,7 +275,7 @@ define(
 
 def _localize_qlinear_conv(whole_node: Node, local: Node, builder: Builder) -> None:
     """Count the groups of the block."""
-    count_groups(whole_node, local, 0, 3)
+    count_groups(whole_node, local, 0, 3, -1 if int_attribute(whole_node, "channels_last", 0) else 1)
 
 
 _QLINEAR_CONV = (_infer_qlinear_conv, _rule_qlinear_conv, _cost_conv, _localize_qlinear_conv)

@@ -1,6 +1,7 @@
 """Sample nodes of operators on images, signals and their places."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -105,6 +106,11 @@ def _convolutions() -> Iterator[Sample]:
         yield Sample("QLinearConv", (data, scale, point, kernel, scales, zeros, *last, bias), **where)
         grouped = (ints(3, 8, 6, **small), scale, point, ints(12, 2, 3, dtype=np.int8), scale, zero, *last)
         yield Sample("QLinearConv", grouped, {"group": 4}, **where)
+    turned = (ints(3, 6, 7, 4, **small), scale, point, ints(6, 4, 3, 3, dtype=np.int8), scale, zero, *last)
+    image: dict[str, Any] = {"channels_last": 1, "pads": [1, 1, 1, 1], "strides": [2, 1]}
+    yield Sample("QLinearConv", turned, image, **where)
+    grouped = (ints(3, 6, 5, 8, **small), scale, point, ints(8, 2, 3, 3, dtype=np.int8), scale, zero, *last)
+    yield Sample("QLinearConv", grouped, {"channels_last": 1, "group": 4}, **where)
 
 
 IMAGES = [*_sampling(), *_places(), *_deformed(), *_signals(), *_convolutions()]

@@ -212,6 +212,8 @@ def _quantised() -> Iterator[Sample]:
     pool: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [2, 2]}
     yield made("QLinearAveragePool", data(3, 5, 6, 6), one, zero, one, zero, **pool)
     yield made("QLinearGlobalAveragePool", data(3, 5, 6, 4), one, zero, one, zero)
+    yield made("QLinearAveragePool", data(3, 6, 6, 5), one, zero, one, zero, channels_last=1, **pool)
+    yield made("QLinearGlobalAveragePool", data(3, 6, 4, 5), one, zero, one, zero, channels_last=1)
     yield made("NhwcMaxPool", data(3, 6, 6, 5), **pool)
 
 
