@@ -39,17 +39,21 @@ def shares_of_lookups(flow: Flow, pinned: Collection[Value], network: Network) -
     return found
 
 
-def work_of(flow: Flow, network: Network) -> float:
+def work_of(flow: Flow, network: Network) -> int:
     """FLOPs of a device, as nodes run before they are chosen again around redistributed values."""
-    placements = placements_of(flow, network)
-    views = ((flow.rule(node), placement) for node, placement in placements.items())
-    return sum(view.flops / placement.ways(flow.mesh) for view, placement in views if view is not None)
+    total = 0
+    for node, placement in placements_of(flow, network).items():
+        view = flow.rule(node)
+        if view is not None:
+            times = flow.usual_trips_of(node.graph) * max(map(flow.layers_of, node.results), default=1)
+            total += times * (view.flops // placement.ways(flow.mesh))
+    return total
 
 
 def constant_bytes(flow: Flow) -> int:
     """What a device holds of the constants as they are sharded."""
-    values = (value for graph in flow.trips for value in graph.constants if value.is_static)
-    return sum(
-        value.tensor_type.nbytes // (1 if value.sharding is None else flow.mesh.group_size(value.sharding.all_axes))
-        for value in values
-    )
+    total = 0
+    for value in (value for graph in flow.trips for value in graph.constants if value.is_static):
+        parts = 1 if value.sharding is None else flow.mesh.group_size(value.sharding.all_axes)
+        total += flow.layers_of(value) * (value.tensor_type.nbytes // parts)
+    return total
