@@ -33,7 +33,6 @@ UNMEASURED = {
         ),
         "they stand in the programs of devices",
     ),
-    "DynamicQuantizeLinear": "it has no sharding rule",
 }
 """Kernels without samples, and why."""
 QUICK = ("AveragePool", "MaxPool", "PRelu", "Resize", "Trilu")
