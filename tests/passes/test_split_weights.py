@@ -217,3 +217,16 @@ def test_numbers_stay(case, check_numbers):
         inputs["i"] = rng.integers(0, 3, 4)
     module = check_numbers(text, "infer-types,split-weights,dce", inputs, exactly=False)
     assert not any(node.op_type in ("Split", "Slice") for node in module.graph)
+
+
+def test_a_product_beside_what_has_no_known_size_stays():
+    text = """
+        graph @g(%x: f32[4, 8], %i: f32[n, 6]) -> (%y) opset 21 {
+          %w = constant : f32[8, 6] data("w.bin", 0, 192)
+          %h = MatMul(%x, %w) : f32[4, 6]
+          %y = Add(%h, %i) : f32[n, 6]
+        }
+        """
+    module = read(text)
+    run_pipeline("split-weights", module)
+    assert [node.op_type for node in module.graph] == ["MatMul", "Add"]

@@ -336,9 +336,10 @@ def _only_reader(value: Value) -> Node | None:
 def _is_step(node: Node, value: Value, place: int) -> bool:
     own = node.operands.index(value)
     others = (other for index, other in enumerate(node.operands) if index != own)
-    # One number is beside all columns, whatever makes it.
-    fits = all(other is None or other.is_constant or other.shape in ((), (1,)) for other in others)
-    return fits and beside(node, value, place) is not None
+    # One number is beside all columns, whatever makes it. Where `beside` fits, all sizes are known.
+    return beside(node, value, place) is not None and all(
+        other is None or other.is_constant or other.shape in ((), (1,)) for other in others
+    )
 
 
 def _taken_apart(
