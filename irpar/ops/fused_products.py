@@ -333,7 +333,7 @@ def _rule_packed_moe(node: Node) -> FactorRule:
     length = _inner_unit(node)
     if length:
         of_bytes, fused = shape_of(node, 5)[2], shape_of(node, 2)[1]
-        (unit,) = rule.dims([of_bytes * _packed_in_byte(node, "fc2") // length], Kind.REDUCE)
+        (unit,) = rule.dims([of_bytes * _packed_in_byte(node) // length], Kind.REDUCE)
         count = rule.sizes[unit[0]]
         (inside,) = rule.dims([fused // count], Kind.REPLICATE)
         for index, found in enumerate(shapes_of(node)):
@@ -346,15 +346,15 @@ def _rule_packed_moe(node: Node) -> FactorRule:
     return rule.done(operands, [[*rows, ()]])
 
 
-def _packed_in_byte(node: Node, name: str) -> int:
-    """How many weights of a product a byte has; 0 where that is no whole number."""
-    bits = int_attribute(node, f"{name}_expert_weight_bits", int_attribute(node, "expert_weight_bits", 4))
+def _packed_in_byte(node: Node) -> int:
+    """How many weights of fc2 a byte has; 0 where that is no whole number."""
+    bits = int_attribute(node, "fc2_expert_weight_bits", int_attribute(node, "expert_weight_bits", 4))
     return 8 // bits if 8 % bits == 0 else 0
 
 
 def _inner_unit(node: Node) -> int:
     """How many elements of the inner size stay together; 0 where these are not told apart."""
-    pack, block = _packed_in_byte(node, "fc2"), int_attribute(node, "block_size", 0)
+    pack, block = _packed_in_byte(node), int_attribute(node, "block_size", 0)
     shapes = [*shapes_of(node), *[None] * 17]
     points, others = shapes[11:13], [*shapes[8:11], shapes[13], *shapes[15:17]]
     is_plain = text_attribute(node, "quant_type", "int") == "int" and int_attribute(node, "weights_prepacked", -1) < 1

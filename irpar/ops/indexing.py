@@ -84,10 +84,6 @@ def _rule_gather(node: Node) -> FactorRule:
     return rule.done([data, indices], results, reduce or "sum", moves=moves)
 
 
-def _localize_gather(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
-    return look_up_own_rows(whole_node, local, builder)
-
-
 def look_up_own_rows(whole_node: Node, local: Node, builder: Builder, *, attribute: str = "axis") -> list[Value] | None:
     """Look up only the indices in the block of rows; zeros for the others, NaN for those in no rank's block.
 
@@ -141,7 +137,7 @@ def _with_dims(value: Value, count: int, builder: Builder) -> Value:
 
 
 _table = partial(OpDef, "", moves_elements=True, looks_up=True)
-define(_table("Gather", _infer_gather, _rule_gather, localize=_localize_gather, gradient=gradients.of_gather))
+define(_table("Gather", _infer_gather, _rule_gather, localize=look_up_own_rows, gradient=gradients.of_gather))
 
 
 # -- GatherElements, GatherND ---------------------------------------------------------------------------------------
@@ -214,7 +210,7 @@ define(
         "GatherElements",
         _infer_gather_elements,
         _rule_gather_elements,
-        localize=_localize_gather,
+        localize=look_up_own_rows,
         gradient=gradients.of_gather_elements,
     )
 )

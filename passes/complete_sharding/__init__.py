@@ -19,7 +19,7 @@ from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
 from .choice import improve
 from .data_first import with_data_first
 from .free_results import leading_operands, shares_of_results
-from .lookups import constant_bytes, shares_of_lookups, work_of
+from .lookups import constants_held, shares_of_lookups, work_of
 from .reasons import reasons
 from .rounds import Rounds, passes_all_on
 from .spreading import spread_rows
@@ -180,9 +180,7 @@ class _Completion:
         later = with_data_first(self.module, self.flow)
         if not later:
             return {}
-        has_op_priorities = self.has_op_priorities
-        trial = _Completion(self.module, self.flow, has_op_priorities=has_op_priorities, is_trial=True, later=later)
-        return trial.propagated()
+        return self._tried(later=later)
 
     def _shared_lookups(self) -> Mapping[Value, Sharding]:
         """How values would lie if devices kept shares of what they look up in sharded tables; empty without such."""
@@ -192,11 +190,18 @@ class _Completion:
             return {}
         now = {value: value.sharding for value in self.axes if value not in self.pinned}
         _shard_so(dict.fromkeys(now))
-        has_op_priorities = self.has_op_priorities
-        trial = _Completion(self.module, self.flow, has_op_priorities=has_op_priorities, is_trial=True, more=shares)
-        found = trial.propagated()
+        found = self._tried(more=shares)
         _shard_so(now)
         return {value: lies for value, lies in found.items() if value not in self.pinned}
+
+    def _tried(
+        self, *, later: Mapping[Value, Sharding] | None = None, more: Mapping[Value, Sharding] | None = None
+    ) -> dict[Value, Sharding]:
+        """How values would lie with some annotations `later`, or with `more` of them."""
+        trial = _Completion(
+            self.module, self.flow, has_op_priorities=self.has_op_priorities, is_trial=True, later=later, more=more
+        )
+        return trial.propagated()
 
     def _propagated(self) -> dict[Value, Sharding]:
         """How values lie once axes are carried along."""
@@ -296,8 +301,8 @@ class _Completion:
 
         More collectives must send clearly less, and leave clearly less to compute.
         """
-        least, held, work = self._cost_with(old), constant_bytes(self.flow), work_of(self.flow, self.network)
-        if self._cost_with(new) >= least or constant_bytes(self.flow) > held:
+        least, held, work = self._cost_with(old), constants_held(self.flow), work_of(self.flow, self.network)
+        if self._cost_with(new) >= least or constants_held(self.flow) > held:
             return False
         is_less_work = work_of(self.flow, self.network) < WORTH_LAUNCHES * work
         (amount, launches), (before, fewer) = self._refined_cost_with(new), self._refined_cost_with(old)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from irpar.analysis import redistribution
 from irpar.analysis.completion.flow import Flow
+from irpar.analysis.completion.moves import is_block
 from irpar.analysis.completion.placement import Placement, RuleView
 from irpar.analysis.completion.situation import Situation, costs_nothing, runs_as_said
 from irpar.analysis.cost.network import Network
@@ -116,7 +117,7 @@ class _Tail:
         lies = operand.sharding
         if costs_nothing(operand, lies, self.pinned.__contains__):
             return True
-        return lies is not None and not lies.partial and _is_slice(lies, needed)
+        return lies is not None and not lies.partial and is_block(lies, needed)
 
     def _placement(self, view: RuleView, share: Sharding) -> Placement | None:
         """How a node hands shares on."""
@@ -144,11 +145,6 @@ class _Tail:
         shape, bits = value.shape, value.dtype.bits
         whole = redistribution.price(given, value.sharding, shape, bits, self.network)
         return redistribution.price(given, share, shape, bits, self.network) < whole
-
-
-def _is_slice(lies: Sharding, needed: Sharding) -> bool:
-    """Whether every device holds what it needs: each dim is sharded as it was, or further."""
-    return all(new[: len(old)] == old for old, new in zip(lies.axes, needed.axes, strict=True))
 
 
 def leading_operands(shares: Mapping[Value, Sharding]) -> Iterator[tuple[Value, Value]]:

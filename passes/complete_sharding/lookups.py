@@ -10,6 +10,7 @@ from collections.abc import Collection
 from irpar.analysis.completion.flow import Flow
 from irpar.analysis.completion.moves import placements_of
 from irpar.analysis.cost.network import Network
+from irpar.analysis.redistribution import bytes_held
 from irpar.ir import Value
 from irpar.sharding import Sharding
 
@@ -50,10 +51,7 @@ def work_of(flow: Flow, network: Network) -> int:
     return total
 
 
-def constant_bytes(flow: Flow) -> int:
-    """What a device holds of the constants as they are sharded."""
-    total = 0
-    for value in (value for graph in flow.trips for value in graph.constants if value.is_static):
-        parts = 1 if value.sharding is None else flow.mesh.group_size(value.sharding.all_axes)
-        total += flow.layers_of(value) * (value.tensor_type.nbytes // parts)
-    return total
+def constants_held(flow: Flow) -> int:
+    """Bytes that a device holds of the constants as they are sharded."""
+    values = (value for graph in flow.trips for value in graph.constants)
+    return sum(flow.layers_of(value) * bytes_held(value, value.sharding) for value in values)

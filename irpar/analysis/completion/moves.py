@@ -109,8 +109,12 @@ def as_result(given: Sharding, completed: Sharding) -> Sharding:
         given: how its node produces it.
         completed: how completion left it: where that is a block of what is given, it is cut out.
     """
-    is_block = all(cut[: len(axes)] == axes for axes, cut in zip(given.axes, completed.axes, strict=True))
-    return completed if given.partial or is_block else given
+    return completed if given.partial or is_block(given, completed) else given
+
+
+def is_block(lies: Sharding, needed: Sharding) -> bool:
+    """Whether every device holds what it needs, but for sums: each dim is sharded as it was, or further."""
+    return all(new[: len(old)] == old for old, new in zip(lies.axes, needed.axes, strict=True))
 
 
 def first_target(value: Value, wanted: set[Sharding], *, is_held: bool) -> Sharding:

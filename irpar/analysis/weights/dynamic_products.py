@@ -5,15 +5,14 @@ becomes  q, s, z = DynamicQuantizeLinear(x)    y = MatMulIntegerToFloat(q, w, s,
 """
 
 from irpar.ir import DType, Graph, Module, Node, TensorType, Value
+from irpar.ops.microsoft import DOMAIN
 
 from .writer import NodeWriter
-
-_DOMAIN = "com.microsoft"
 
 
 def take_products_apart(module: Module, graph: Graph) -> int:
     """Take such products of a graph apart; returns how many."""
-    found = [node for node in graph if node.identity == (_DOMAIN, "DynamicQuantizeMatMul") and _is_free(node)]
+    found = [node for node in graph if node.identity == (DOMAIN, "DynamicQuantizeMatMul") and _is_free(node)]
     for node in found:
         _take_apart(module, node)
     return len(found)
@@ -36,5 +35,5 @@ def _take_apart(module: Module, node: Node) -> None:
     operands = [q, weight, s, scale, z, point, bias]
     while operands[-1] is None:
         operands.pop()
-    y = w.builder.op("MatMulIntegerToFloat", operands, type=node.result.type, domain=_DOMAIN, name=node.result.name)
+    y = w.builder.op("MatMulIntegerToFloat", operands, type=node.result.type, domain=DOMAIN, name=node.result.name)
     w.take_place([y])

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from irpar.ir import Graph, Module, Node, TensorType, Value
 from irpar.ops.facts import CannotTellError, int_attribute, ints_attribute
+from irpar.ops.microsoft import DOMAIN
 
 from .fused_weights import is_product
 from .writer import NodeWriter
 
-_DOMAIN = "com.microsoft"
 _KEPT = frozenset({"num_heads", "mask_filter_value", "scale", "unidirectional"})
 """Attributes of Attention that MultiHeadAttention has too."""
 
@@ -25,10 +25,10 @@ def take_packed_apart(module: Module, graph: Graph) -> int:
 
     What is annotated, or read by another node too, stays as it is.
     """
-    return sum(_is_taken_apart(module, node) for node in list(graph) if node.domain == _DOMAIN)
+    return sum(_take_apart(module, node) for node in list(graph) if node.domain == DOMAIN)
 
 
-def _is_taken_apart(module: Module, node: Node) -> bool:
+def _take_apart(module: Module, node: Node) -> bool:
     apart = _WAYS.get(node.op_type)
     if apart is None or node.strategy is not None:
         return False
@@ -85,7 +85,7 @@ class _Projection:
         if self.scales[0] is not None:
             (of_x, of_weight), (zero, zeros) = self.scales, self.points
             operands = [self.x, self.weight, of_x, of_weight, zero, zeros, self.bias]
-            return w.op("MatMulIntegerToFloat", operands, type_, name, domain=_DOMAIN)
+            return w.op("MatMulIntegerToFloat", operands, type_, name, domain=DOMAIN)
         made = w.op("MatMul", [self.x, self.weight], type_, name)
         return made if self.bias is None else w.op("Add", [made, self.bias], type_, name)
 
@@ -95,7 +95,7 @@ def _attention(module: Module, node: Node) -> bool:
     x, weight, bias, mask, past, added = operands[:6]
     if x is None or weight is None or any(operands[6:]):
         return False
-    return _is_projected(module, node, _Projection(x, weight, bias, mask, past, added))
+    return _project(module, node, _Projection(x, weight, bias, mask, past, added))
 
 
 def _quantised(module: Module, node: Node) -> bool:
@@ -104,10 +104,10 @@ def _quantised(module: Module, node: Node) -> bool:
     if x is None or weight is None:
         return False
     found = _Projection(x, weight, bias, mask, past, scales=(of_x, of_weight), points=(zero, zeros))
-    return _is_projected(module, node, found)
+    return _project(module, node, found)
 
 
-def _is_projected(module: Module, node: Node, found: _Projection) -> bool:
+def _project(module: Module, node: Node, found: _Projection) -> bool:
     x, weight, mask = found.x, found.weight, found.mask
     if not weight.is_constant or not all(value.is_static for value in (*node.inputs, *node.results)):
         return False
@@ -136,7 +136,7 @@ def _write_projected(w: NodeWriter, node: Node, found: _Projection, sizes: Seque
         present = node.results[1].tensor_type
         types += [present.with_shape(present.static_shape[1:])] * 2
     results = [Value(f"{name}_{number}", type_) for number, type_ in enumerate(types)]
-    w.builder.node("MultiHeadAttention", operands, attributes, domain=_DOMAIN, results=results)
+    w.builder.node("MultiHeadAttention", operands, attributes, domain=DOMAIN, results=results)
     given = [results[0]]
     if len(node.results) > 1:
         both = [w.unsqueeze(value) for value in results[1:]]

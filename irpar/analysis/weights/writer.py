@@ -51,10 +51,9 @@ class NodeWriter:
 
     def take_place(self, values: Iterable[Value]) -> None:
         """Let values stand for the results of the node, with their names, and take the node out."""
-        for old, new in zip(self._node.results, values, strict=True):
-            new.sharding, new.memory, new.source, new.doc = old.sharding, old.memory, old.source, old.doc
-            old.replace_uses(new)
-            name = old.name
-            old.rename("")
+        found, names = list(values), [old.name for old in self._node.results]
+        for old, new in zip(self._node.results, found, strict=True):
+            new.memory, new.doc = old.memory, old.doc
+        self._node.replace(found)
+        for name, new in zip(names, found, strict=True):
             new.rename(name)
-        self._node.erase()
