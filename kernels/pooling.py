@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import blocks
+from .faults import FAULTS
 from .operands import (
     compute_dtype,
     contiguous_result,
@@ -254,6 +255,7 @@ def max_unpool(
     )
     # places count in the pool's own operand, whose shape `output_shape` may only extend
     result = xp.zeros(math.prod(x.shape[:2]) * math.prod(inferred), dtype=x.dtype)
+    FAULTS.refuse((indices < 0) | (indices >= result.size), f"a position is outside [0, {result.size - 1}]")
     result[indices.reshape(-1)] = x.reshape(-1)
     result = result.reshape(*x.shape[:2], *inferred)
     if output_shape is None:

@@ -152,6 +152,19 @@ def test_reasons_pass_over_values_that_are_gone(name: str) -> None:
     )
 
 
+def test_what_stands_for_an_annotated_value_has_its_reason() -> None:
+    """x follows u and n follows x; n is equal to u, and stands for it: it is annotated, and follows nothing."""
+    text = """g (float[5] x) => (float v, float[5] u) {
+      n = LpNormalization<axis=0,p=1>(x)  v = MatMul(n, n)  u = LpNormalization<axis=-1,p=1>(x)
+    }"""
+    module = irpar.load(model_of_text(text))
+    irpar.annotate(module, {"u": ["x"]})
+    plan = irpar.partition(module, {"x": 2}).plan
+    check_explained(plan)
+    (reason,) = next(entry["why"] for entry in plan.values if entry["name"] == "n")
+    assert reason == {"why": 'annotated "u"', "follows": None, "axes": []}
+
+
 def test_exchanges_for_what_nothing_reads_have_reasons() -> None:
     """EyeLike reads the shape of v, no more, and what devices exchange for v goes back to x."""
     text = """g (float[4,4] x, float[4,4] c) => (float[8,4] y, float[4,4] z) {

@@ -296,3 +296,20 @@ def test_features_at_places_in_several_rows() -> None:
             check(model, inputs, {name: cut})
     check(model, inputs, {"y": ["x", None]})
     check(model, inputs, {"y": [None, "x"]})
+
+
+def test_positions_that_lead_from_any_map_to_any_other() -> None:
+    """Those that come in, or of a MaxPool of another size; the reason is told."""
+    inputs = {"x": floats(4, 6, 5), "places": np.arange(120)[::-1].reshape(4, 6, 5).copy()}
+    node = helper.make_node("MaxUnpool", ["x", "places"], ["y"], kernel_shape=[1], strides=[3])
+    for name in inputs:
+        for cut in _cuts(3):
+            check(model_of([node], inputs), inputs, {name: cut})
+    check(model_of([node], {"x": inputs["x"]}, {"places": inputs["places"]}), {"x": inputs["x"]}, {"x": _cuts(3)[0]})
+    image = {"x": floats(4, 6, 6)}
+    pooled = helper.make_node("MaxPool", ["x"], ["v", "places"], kernel_shape=[2], strides=[2])
+    for strides in ([2], [3]):
+        back = helper.make_node("MaxUnpool", ["v", "places"], ["y"], kernel_shape=[2], strides=strides)
+        partition = check(model_of([pooled, back], image), image, {"x": _cuts(3)[0]})
+        replicated = [entry for entry in partition.plan.replicated if "op" in entry]
+        assert bool(replicated) == (strides == [3])

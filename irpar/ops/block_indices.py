@@ -12,8 +12,7 @@ import numpy as np
 from irpar.ir import Builder, DType, Node, TensorType, Value
 
 from .coords import start_of_block
-from .effects import redistributes
-from .facts import axis_attribute, needed
+from .facts import axis_attribute, needed, origin_of
 from .neutral import neutral
 
 Sizes = int | Sequence[int]
@@ -182,7 +181,7 @@ def _column(index: Value, column: int) -> "np.ndarray[Any, Any] | None":
 
 def _columns(index: Value) -> tuple[Value, ...] | None:
     """What is joined to tuples; None where they are not joined."""
-    node = _origin(index).node
+    node = origin_of(index).node
     if node is None or node.identity != ("", "Concat"):
         return None
     return node.inputs if axis_attribute(node, len(index.shape)) == len(index.shape) - 1 else None
@@ -197,17 +196,10 @@ def _expanded(value: Value) -> "np.ndarray[Any, Any]":
 
 def _numbers(value: Value) -> "np.ndarray[Any, Any] | None":
     """Those of a constant, also of one that is expanded: in its other dims these may have size 1."""
-    origin = _origin(value)
+    origin = origin_of(value)
     if origin.node is not None and origin.node.identity == ("", "Expand"):
-        origin = _origin(origin.node.inputs[0])
+        origin = origin_of(origin.node.inputs[0])
     if origin.data is None or origin.data.size > _MOST_COUNTED or len(origin.shape) != len(value.shape):
         return None
     found = origin.data.numpy()
     return np.broadcast_to(found, (*found.shape[:-1], value.shape[-1]))
-
-
-def _origin(value: Value) -> Value:
-    """What collectives bring to where it is read."""
-    while value.node is not None and redistributes(value.node):
-        (value,) = value.node.inputs
-    return value

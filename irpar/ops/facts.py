@@ -164,11 +164,16 @@ def data_of(value: Value) -> Tensor | None:
 
     In global view what changes how a value is sharded leaves its numbers.
     """
-    origin = value
-    while origin.data is None and origin.node is not None and redistributes(origin.node):
-        (origin,) = origin.node.inputs
+    origin = origin_of(value)
     # The block of a constant that a part was loaded with is not what is gathered of it.
     return origin.data if origin.type == value.type else None
+
+
+def origin_of(value: Value) -> Value:
+    """What collectives bring to where it is read."""
+    while value.node is not None and redistributes(value.node):
+        (value,) = value.node.inputs
+    return value
 
 
 def replicated_data(value: Value) -> Tensor | None:

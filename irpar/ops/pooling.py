@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value
+from irpar.ir import ArrayTensor, Builder, Dim, DType, Node, TensorType, Type, Value
 from irpar.sharding import Reduction
 
 from .convolution import window_sizes
@@ -18,6 +18,7 @@ from .facts import (
     ints_operand,
     needed,
     operand,
+    origin_of,
     result_shape,
     shape_of,
     tensor_of,
@@ -226,10 +227,30 @@ def _infer_max_unpool(node: Node) -> Sequence[Type]:
     return [tensor_of(node, 0).with_shape(asked or (*dims_of(node, 0)[:2], *_unpooled(node)))]
 
 
+_MOST_READ = 1 << 16
+"""Of a constant's positions."""
+
+
+def _stay_in_their_maps(positions: Value, places: int) -> bool:
+    """Whether positions [n, c, ..] are known to lie in the n * c maps, of so many places, that they stand at."""
+    origin = origin_of(positions)
+    if origin.node is not None:
+        return origin.node.identity == ("", "MaxPool") and prod(shape_of(origin.node, 0)[2:]) == places
+    if not isinstance(origin.data, ArrayTensor) or not 0 < origin.data.size <= _MOST_READ:
+        return False
+    maps = origin.data.numpy().reshape(prod(origin.shape[:2]), -1) // places
+    return bool((maps == np.arange(len(maps))[:, None]).all())
+
+
 def _rule_max_unpool(node: Node) -> FactorRule:
-    """`([b,c,s],[b,c,s],[.])->([b,c,t])`: b and c pass, places are whole."""
-    if operand(node, 2) is not None and list(result_shape(node)[2:]) != _unpooled(node):
+    """`([b,c,s],[b,c,s],[.])->([b,c,t])`: b and c pass, places are whole.
+
+    Of positions that stay in the map of their element; ONNX lets them lead from any map to any other.
+    """
+    if list(result_shape(node)[2:]) != _unpooled(node):
         raise CannotTellError("positions in a tensor of another size")
+    if not _stay_in_their_maps(needed(node, 1), prod(result_shape(node)[2:])):
+        raise CannotTellError("its positions may lie in any map: no MaxPool of a tensor of that size gives them")
     shape = shape_of(node, 0)
     rule = RuleBuilder()
     data = [*rule.dims(shape[:2]), *rule.dims(shape[2:], Kind.REPLICATE)]

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from irpar.analysis.explanation.joined_reasons import joined_texts, last_name, move_conflicts
-from irpar.analysis.redistribution.rewriting import follow_instead
+from irpar.analysis.explanation.gone_values import follow_instead, last_name, move_conflicts
+from irpar.analysis.explanation.joined_reasons import joined_texts
 from irpar.analysis.weights.fused_weights import with_columns
 from irpar.ir import Builder, Module, Node, TensorType, Value, joined_tensor, with_dim
 from irpar.ops.collectives import number_alike

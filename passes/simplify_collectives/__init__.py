@@ -8,10 +8,11 @@ from functools import partial
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.equal_nodes import MAX_ELEMENTS, equal_constants, equal_nodes, merge_constants
+from irpar.analysis.explanation.gone_values import follow_instead
 from irpar.analysis.explanation.joined_reasons import joined_texts
 from irpar.analysis.memory.liveness import peak_bytes
 from irpar.analysis.redistribution.held import is_held
-from irpar.analysis.redistribution.rewriting import TreeWriter, follow_instead
+from irpar.analysis.redistribution.rewriting import TreeWriter
 from irpar.analysis.redistribution.routes import routes
 from irpar.analysis.redistribution.trees import trees
 from irpar.ir import Graph, Module, Node, Value

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from irpar.analysis.explanation.joined_reasons import few_texts, move_conflicts
+from irpar.analysis.explanation.gone_values import follow_instead, move_conflicts
+from irpar.analysis.explanation.joined_reasons import few_texts
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.explanation.redistribution_log import RedistributionLog
 from irpar.analysis.redistribution.held import is_held
-from irpar.analysis.redistribution.rewriting import follow_instead
 from irpar.ir import DOMAIN, Builder, Decision, Module, Node, Value
 from irpar.ops.collectives import collective_axes, sent_bytes
 from irpar.ops.effects import is_collective, is_compute

@@ -11,10 +11,10 @@ from typing import Self
 
 import numpy as np
 
+from irpar.analysis.explanation.gone_values import follow_instead
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.looping import LOOPS, Looping
 from irpar.analysis.redistribution.held import is_held
-from irpar.analysis.redistribution.rewriting import follow_instead
 from irpar.ir import DOMAIN, Builder, Decision, Graph, Module, Node, Value
 from irpar.ops import has_open_bodies
 from irpar.ops.collectives import collective_axes, sends

@@ -48,10 +48,10 @@ def _places() -> Iterator[Sample]:
     yield Sample("Inverse", (floats(3, 5, 4, 4),), domain="com.microsoft", version=1, tolerance=1e-2)
     values, places = floats(4, 6, 5), _positions(4, 6, 5, 10)
     attributes = {"kernel_shape": [2], "strides": [2]}
-    yield Sample("MaxUnpool", (values.copy(), places.copy()), attributes)
+    yield Sample("MaxUnpool", (values.copy(), Constant(places.copy())), attributes)
     # windows that overlap have the same greatest element
     values[:, :, 4], places[:, :, 4] = values[:, :, 0], places[:, :, 0]
-    yield Sample("MaxUnpool", (values, places, const(4, 6, 10)), attributes)
+    yield Sample("MaxUnpool", (values, Constant(places), const(4, 6, 10)), attributes)
 
 
 def _deformed() -> Iterator[Sample]:

@@ -2,10 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
-from irpar.ir import Conflict, Module
+from irpar.ir import Conflict
 
 MOST_TOLD = 4
 """Reasons of one sum that are all told, alike or not."""
@@ -42,27 +42,3 @@ def joined_conflict(conflicts: Sequence[Conflict]) -> Conflict:
         if field.name != "rematerialized"
     }
     return Conflict(**words, rematerialized=any(conflict.rematerialized for conflict in conflicts))
-
-
-def move_conflicts(module: Module, names: Mapping[str, str]) -> None:
-    """In the log, let a value tell the conflicts of those that it stands for, behind its own.
-
-    Args:
-        module: with the log.
-        names: of values whose collectives are gone, each to the one that is there instead.
-    """
-    told: dict[str, list[Conflict]] = {}
-    for name in names:
-        conflict = module.conflicts.pop(name, None)
-        if conflict is not None:
-            told.setdefault(last_name(names, name), []).append(conflict)
-    for name, conflicts in told.items():
-        own = module.conflicts.get(name)
-        module.conflicts[name] = joined_conflict(conflicts if own is None else [own, *conflicts])
-
-
-def last_name(names: Mapping[str, str], name: str) -> str:
-    """The name at the end of a chain of names that stand for each other."""
-    while name in names:
-        name = names[name]
-    return name

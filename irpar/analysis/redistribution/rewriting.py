@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from irpar.analysis.explanation.joined_reasons import last_name, move_conflicts
 from irpar.analysis.explanation.origins import cutting_names
 from irpar.analysis.explanation.redistribution_log import log_step
 from irpar.ir import Builder, Conflict, Decision, Graph, Module, Node, Value
@@ -234,20 +233,3 @@ class TreeWriter:
                 known = self.instead[name, axis]
                 if known is not None:
                     self.instead[name, axis] = replace(known, follows=tree.root.name)
-
-
-def follow_instead(module: Module, names: Mapping[str, str]) -> None:
-    """In the log, let what follows a value that is gone follow the one that is there instead, which tells its conflict.
-
-    Args:
-        module: with the log.
-        names: of values that are gone, each to the one that has all of its axes.
-    """
-    move_conflicts(module, names)
-    for name in names:
-        module.decisions.pop(name, None)
-    for known in module.decisions.values() if names else ():
-        for number, decision in enumerate(known):
-            follows = None if decision.follows is None else last_name(names, decision.follows)
-            if follows != decision.follows:
-                known[number] = replace(decision, follows=follows)

@@ -1,0 +1,107 @@
+"""The log where values are gone and others stand for them: conflicts are told, and chains of reasons end, as before."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+
+from irpar.ir import Conflict, Decision, Module
+
+from .joined_reasons import joined_conflict
+
+Step = tuple[str, str | None]
+"""The name of a value, and a mesh axis that shards it; None: its sharding altogether."""
+
+
+def follow_instead(module: Module, names: Mapping[str, str]) -> None:
+    """In the log, let what follows a value that is gone follow the one that is there instead, which tells its conflict.
+
+    x follows u, n follows x; u is annotated, and gone for n, which is equal:
+        x follows n, and n is sharded for the reason of u: its own would lead back to it
+
+    Args:
+        module: with the log.
+        names: of values that are gone, each to the one that has all of its axes.
+    """
+    move_conflicts(module, names)
+    gone = {name: module.decisions.pop(name, ()) for name in names}
+    turned: dict[Step, None] = {}
+    for known in module.decisions.values() if names else ():
+        for number, decision in enumerate(known):
+            renamed = _renamed(decision, names)
+            if renamed is not decision:
+                known[number] = renamed
+                assert renamed.follows is not None
+                turned |= {(renamed.follows, axis): None for axis in renamed.axes or (None,)}
+    told: dict[str, list[Decision]] = defaultdict(list)
+    for name, decisions in gone.items() if turned else ():
+        told[last_name(names, name)] += [_renamed(decision, names) for decision in decisions]
+    _end_circles(module, turned, told)
+
+
+def _renamed(decision: Decision, names: Mapping[str, str]) -> Decision:
+    if decision.follows not in names:
+        return decision
+    return replace(decision, follows=last_name(names, decision.follows))
+
+
+def _end_circles(module: Module, starts: Mapping[Step, None], told: dict[str, list[Decision]]) -> None:
+    """Where reasons lead round in a circle, let a value in it have the reason of one that it stands for.
+
+    Args:
+        module: with the log.
+        starts: where circles may begin.
+        told: by value, the decisions about values that it stands for; each is used once.
+    """
+    ended: set[Step] = set()
+    for start in starts:
+        passed: dict[Step, None] = {}
+        step: Step | None = start
+        while step is not None and step not in ended:
+            if step in passed:
+                circle = list(passed)[list(passed).index(step) :]
+                if not any(_has_another(module, *each, told) for each in circle):
+                    break
+                passed, step = {}, start
+            passed[step] = None
+            step = _next(module, *step)
+        ended |= passed.keys()
+
+
+def _next(module: Module, name: str, axis: str | None) -> Step | None:
+    decision = module.decision(name, axis)
+    return None if decision is None or decision.follows is None else (decision.follows, axis)
+
+
+def _has_another(module: Module, name: str, axis: str | None, told: dict[str, list[Decision]]) -> bool:
+    """Give a value the next reason for an axis of those that are told; whether there is one."""
+    now = module.decision(name, axis)
+    for place, other in enumerate(told.get(name, ())):
+        if axis is None or not other.axes or axis in other.axes:
+            del told[name][place]
+            module.decisions[name] = [other, *(each for each in module.decisions[name] if each is not now)]
+            return True
+    return False
+
+
+def move_conflicts(module: Module, names: Mapping[str, str]) -> None:
+    """In the log, let a value tell the conflicts of those that it stands for, behind its own.
+
+    Args:
+        module: with the log.
+        names: of values whose collectives are gone, each to the one that is there instead.
+    """
+    told: dict[str, list[Conflict]] = {}
+    for name in names:
+        conflict = module.conflicts.pop(name, None)
+        if conflict is not None:
+            told.setdefault(last_name(names, name), []).append(conflict)
+    for name, conflicts in told.items():
+        own = module.conflicts.get(name)
+        module.conflicts[name] = joined_conflict(conflicts if own is None else [own, *conflicts])
+
+
+def last_name(names: Mapping[str, str], name: str) -> str:
+    """The name at the end of a chain of names that stand for each other."""
+    while name in names:
+        name = names[name]
+    return name
