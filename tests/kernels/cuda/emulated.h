@@ -10,6 +10,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -61,9 +62,10 @@ struct Product {  // of a warpgroup: rows of a in registers, or in shared memory
   unsigned held[4];
   unsigned long long a, b;
 };
+constexpr size_t STACK_BYTES = 256 * 1024;
 struct Fiber {
   ucontext_t context;
-  std::vector<char> stack;
+  std::unique_ptr<char[]> stack;
   bool is_done = false;
   std::vector<Copy> copies;
   int group = 0;  // of the next copy
@@ -108,10 +110,10 @@ static void run_block() {
   waiting.assign(count / 32 + 1 + count / 128, {});
   for (int i = 0; i < count; ++i) {
     auto& fiber = fibers[i];
-    if (fiber.stack.empty()) fiber.stack.resize(256 * 1024);
+    if (!fiber.stack) fiber.stack.reset(new char[STACK_BYTES]);
     getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.data();
-    fiber.context.uc_stack.ss_size = fiber.stack.size();
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = STACK_BYTES;
     fiber.context.uc_link = nullptr;
     fiber.is_done = false;
     fiber.group = 0;
@@ -152,6 +154,7 @@ static void launch(void (*kernel)(Parameters...), const int* grid, const int* bl
         for (int i = bytes; i < MOST_SHARED_BYTES; ++i)
           if (shared[i] != 0xff) fail("shared memory behind what the launch gives is written");
       }
+  fibers.clear();  // Hundreds of programs stay loaded.
 }
 
 // -- exchanges and instructions --------------------------------------------------------------------------------------

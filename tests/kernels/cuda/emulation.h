@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 using namespace std;
 
@@ -53,7 +54,7 @@ template <class T> DEVICE T __shfl_xor_sync(unsigned, T value, int offset) {
 static void (*body)();
 static void enter(unsigned own) { threadIdx.x = own; body(); finished[own] = 1; swapcontext(&fibers[own], &scheduler); }
 static void run_grid(unsigned grid, unsigned block, void (*given)()) {
-  static vector<char> stacks(1024 * 65536);
+  unique_ptr<char[]> stacks(new char[1024 * 65536]);
   body = given;
   gridDim.x = grid;
   blockDim.x = block;
