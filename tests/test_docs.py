@@ -100,7 +100,10 @@ def test_every_page_is_in_the_index() -> None:
 
 @pytest.mark.parametrize(
     ("example", "batch", "sent"),
-    [(-2, 4, [("all_reduce", ["tp"], 16384)] * 4), (-1, 1, [("all_to_all", ["sp"], 1536)] * 8)],
+    [
+        (-2, 4, [*[("all_reduce", ["tp"], 16384)] * 3, ("reduce_scatter", ["tp"], 8192)]),
+        (-1, 1, [("all_to_all", ["sp"], 1536)] * 8),
+    ],
     ids=["megatron", "sequence"],
 )
 def test_cuts_of_a_gpt(example: int, batch: int, sent: list[tuple[str, list[str], int]], tmp_path: Path) -> None:

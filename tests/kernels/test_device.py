@@ -81,6 +81,7 @@ WAITING = {
     ),
     **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), "a target outside is refused"),
     "TensorScatter": "a place outside the cache is refused",
+    "MaxUnpool": "a place outside the result is refused",
 }
 
 

@@ -47,6 +47,35 @@ def test_a_result_of_which_nobody_said_how_it_leaves_is_left_as_its_node_produce
     check(f"insert-redistribution{options}", FREE_RESULT.format("] replicated") + FREE, FREE_RESULT.format("@tp]"))
 
 
+def test_a_result_that_is_replicated_over_one_axis_is_shared_over_it() -> None:
+    """Each rank of tp goes on with half of the rows behind the sum; the result is sharded by dp as it was, and further."""
+    check(
+        "insert-redistribution",
+        """
+        mesh @m = ["dp"=2, "tp"=2]
+        graph @g(%a: f32[8@dp, 256@tp]) -> (%y) opset 21 {
+          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
+          %v = constant : f32[64, 64] replicated data("w.bin", 65536, 16384)
+          %p = MatMul(%a, %w) : f32[8@dp, 64]
+          %h = Relu(%p) : f32[8@dp, 64]
+          %y = MatMul(%h, %v) : f32[8@dp, 64]
+        }
+        log free "y" "true"
+        """,
+        """
+        mesh @m = ["dp"=2, "tp"=2]
+        graph @g(%a: f32[8@dp, 256@tp]) -> (%y) opset 21 {
+          %w = constant : f32[256@tp, 64] data("w.bin", 0, 65536)
+          %v = constant : f32[64, 64] replicated data("w.bin", 65536, 16384)
+          %p = MatMul(%a, %w) : f32[8@dp, 64] partial(sum: tp)
+          %p_1 = irpar.ReduceScatter(%p) {axes=["tp"], dim=0, reduce="sum", id=0} : f32[8@(dp,tp), 64] doc "MatMul of %p sums over tp, which shards %a and %w"
+          %h = Relu(%p_1) : f32[8@(dp,tp), 64]
+          %y = MatMul(%h, %v) : f32[8@(dp,tp), 64]
+        }
+        """,
+    )
+
+
 def test_a_result_that_is_said_to_leave_whole_is_gathered() -> None:
     module = run("insert-redistribution", FREE_RESULT.format("] replicated"))
     assert [node.op_type for node in module.graph if node.domain == "irpar"] == ["AllGather"]

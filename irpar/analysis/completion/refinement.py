@@ -103,7 +103,7 @@ class Refinement:
         are_slices_free: blocks that devices cut out of what they hold only tell equals apart.
         needs: per value and (node, operand number) the sharding that is read; graph results under the return node.
         given: per value how its node gives it, or how it is sharded.
-        free: free results that completion has in full, or would have moved. Others are needed as they are completed:
+        free: free results that completion has several times over, or would have moved. Others are needed as they are completed:
             to have one otherwise may save a little, but moves what it is made of, and be it a matrix of weights.
         moving: per value what its moves cost as nodes run now, where that was asked.
         hopeless: what nodes look like that nothing is better for.
@@ -144,8 +144,8 @@ class Refinement:
             lies = value.sharding
             if lies is not None:
                 self.needs.setdefault(value, {})[flow.graph.return_node, index] = lies
-                is_whole = lies.is_replicated and value in flow.free_results
-                if is_whole or leaving(flow, placements, value, lies) != lies:
+                is_repeated = value in flow.free_results and flow.mesh.group_size(lies.all_axes) < flow.mesh.size
+                if is_repeated or leaving(flow, placements, value, lies) != lies:
                     self.free.add(value)
 
     def run(self, begin: Collection[Node] | None = None) -> dict[Node, Placement]:
