@@ -103,8 +103,8 @@ class Refinement:
         are_slices_free: blocks that devices cut out of what they hold only tell equals apart.
         needs: per value and (node, operand number) the sharding that is read; graph results under the return node.
         given: per value how its node gives it, or how it is sharded.
-        free: free results that completion has several times over, or would have moved. Others are needed as they are completed:
-            to have one otherwise may save a little, but moves what it is made of, and be it a matrix of weights.
+        free: free results that completion has several times over, or would have moved. Others are needed as they are
+            completed: to have one otherwise may save a little, but moves what it is made of, be it a matrix of weights.
         moving: per value what its moves cost as nodes run now, where that was asked.
         hopeless: what nodes look like that nothing is better for.
         left, tried: how many more changes may be tried; how many were, with all layers for which the module has a few.
