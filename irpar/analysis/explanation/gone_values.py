@@ -39,7 +39,7 @@ def follow_instead(module: Module, names: Mapping[str, str]) -> None:
 
 
 def _renamed(decision: Decision, names: Mapping[str, str]) -> Decision:
-    if decision.follows not in names:
+    if decision.follows is None or decision.follows not in names:
         return decision
     return replace(decision, follows=last_name(names, decision.follows))
 
