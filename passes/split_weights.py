@@ -1,9 +1,11 @@
 """split-weights: weights that hold several side by side become several."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from irpar.analysis.weights.atoms import Atoms, follow
 from irpar.analysis.weights.dynamic_products import take_products_apart
+from irpar.analysis.weights.finer_blocks import take_finer_blocks
 from irpar.analysis.weights.flat_scales import unflatten_scales
 from irpar.analysis.weights.fused_weights import (
     FusedWeight,
@@ -20,6 +22,7 @@ from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorTyp
 from irpar.ops.facts import needed
 from irpar.pass_manager import Pass, PassResult
 
+from .complete_sharding import propagated
 from .simplify_layout import SimplifyLayout
 
 
@@ -35,7 +38,8 @@ class SplitWeights(Pass):
     A weight that several products read, as tied layers do, is split where all of them take the same sections apart, and
     they share the sections. Before that, scales of weights of 4 bits that lie in one dim get the dims of columns and
     of blocks (`flat_scales`), attention that reads q, k and v side by side gets three operands (`packed_attention`),
-    and products that quantise their data become two nodes (`dynamic_products`). A weight stays one where another node
+    products that quantise their data become two nodes (`dynamic_products`), and blocks of quantized weights that do
+    not divide over the ranks become smaller (`finer_blocks`). A weight stays one where another node
     reads it, where something between it and its readers is annotated, where readers overlap, and where it is annotated
     with a cut that does not divide each section.
     """
@@ -48,6 +52,7 @@ class SplitWeights(Pass):
         if module.is_local or module.annotations:
             return PassResult(False)  # Annotations that wait for a mesh name the weights as they are.
         scales, packed, dynamic = give_operands(module)
+        finer = take_finer_blocks(module, partial(propagated, module))
         count = 0
         made: Made = {}
         for find in (weights_taken_apart, fused_weights):
@@ -62,7 +67,8 @@ class SplitWeights(Pass):
         if count:
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
             SimplifyLayout().run(module)
-        told: dict[str, int | float] = {"weights": count, "scales": scales, "attentions": packed, "products": dynamic}
+        told: dict[str, int | float] = {"weights": count, "scales": scales, "finer blocks": finer}
+        told |= {"attentions": packed, "products": dynamic}
         return PassResult(any(told.values()), statistics=told)
 
 

@@ -266,6 +266,52 @@ def test_a_decoder_of_grouped_attention_is_cut_by_heads(
     assert len(products) == (5 if is_packed else 7)
 
 
+def test_flat_zero_points_that_products_of_other_sizes_share(tmp_path: Path) -> None:
+    m = Maker(has_flat_scales=True)
+    m.given("points", np.full(WIDE * HIDDEN // BLOCK // 2, 0x87, np.uint8))
+    for name, data, inner, columns in (("up", "x", WIDE, HIDDEN), ("down", "up", HIDDEN, WIDE)):
+        m.quantised(name, data, inner, columns)
+        m.nodes[-1].input[3] = "points"
+    module = irpar.load(m.save(tmp_path / "m.onnx", {"x": [3, WIDE]}, {"down": [3, WIDE]}))
+    module.shard("up.weight", ["tp", None, None])
+    partition = irpar.partition(module, {"tp": 2})
+    partition.verify().check()
+    assert [entry["kind"] for entry in partition.plan.collectives] == ["reduce_scatter"]
+
+
+@pytest.mark.parametrize("shape", [[2], [2, 1], [2, 4], [2, 4, 4], [1, 1]], ids=str)
+def test_masks_of_attention_with_its_projection(shape: list[int], tmp_path: Path) -> None:
+    """A mask of one step for more is read by nobody; ONNX Runtime's attention of three operands refuses it."""
+    m = Maker()
+    m.node("Attention", ["x", m.weight("w", 16, 48), m.weight("b", 48), "mask"], ["y"], num_heads=4)
+    path = m.save(tmp_path / "m.onnx", {"x": [2, 4, 16]}, {"y": [2, 4, 16]})
+    model = onnx.load(path)
+    model.graph.input.append(helper.make_tensor_value_info("mask", onnx.TensorProto.INT32, shape))
+    onnx.save(model, path)
+    module = irpar.load(path)
+    module.shard("w", [None, "tp"])
+    numbers = np.full(shape, 3, np.int32) if len(shape) == 1 else np.ones(shape, np.int32)
+    inputs = {"x": _random.standard_normal((2, 4, 16)).astype(np.float32), "mask": numbers}
+    (expected,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, inputs)
+    (found,) = irpar.partition(module, {"tp": 2}).executor("ort").run(inputs).values()
+    np.testing.assert_allclose(found, expected, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("is_doubled", [False, True])
+def test_a_query_behind_many_sums(is_doubled: bool, tmp_path: Path) -> None:
+    """As many ways lead back as 2 to the power of the sums, and further than calls may go."""
+    m = Maker()
+    m.node("MatMul", ["x", m.weight("w", 16, 16)], ["q0"], domain="")
+    m.weight("one", 16)
+    for step in range(1500):
+        m.node("Add", [f"q{step}", f"q{step}" if is_doubled else "one"], [f"q{step + 1}"], domain="")
+    operands = ["q1500", "", "", "", "", m.given("lengths", np.full(2, 3, np.int32)), m.given("all", np.int32(4))]
+    m.node("GroupQueryAttention", operands, ["y", "k", "v"], num_heads=2, kv_num_heads=1)
+    module = irpar.load(m.save(tmp_path / "m.onnx", {"x": [2, 4, 16]}, {"y": [2, 4, 8]}))
+    module.shard("x", ["tp", None, None])
+    assert irpar.partition(module, {"tp": 2}).plan.collectives == []
+
+
 def test_an_encoder_takes_its_heads_of_a_bias_of_all_three(tmp_path: Path) -> None:
     module = irpar.load(encoder(tmp_path / "encoder.onnx"))
     for name in ("q.weight", "k.weight", "v.weight"):

@@ -4,6 +4,7 @@ Each of these was wrong, crashed or was refused once.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -311,5 +312,33 @@ def test_positions_that_lead_from_any_map_to_any_other() -> None:
     for strides in ([2], [3]):
         back = helper.make_node("MaxUnpool", ["v", "places"], ["y"], kernel_shape=[2], strides=strides)
         partition = check(model_of([pooled, back], image), image, {"x": _cuts(3)[0]})
-        replicated = [entry for entry in partition.plan.replicated if "op" in entry]
-        assert bool(replicated) == (strides == [3])
+        assert any("of a tensor of that size" in why for why in _whys(partition)) == (strides == [3])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_positions_of_a_pool_beside_others_of_their_shape(order: int) -> None:
+    """What is known of the one does not hold for the other, whichever comes first."""
+    places = np.arange(0, 288, 4).reshape(2, 4, 3, 3).copy()
+    places[0, 0] += 73
+    inputs = {"x": floats(2, 4, 6, 6), "v": floats(2, 4, 3, 3), "places": places}
+    windows = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    pool = helper.make_node("MaxPool", ["x"], ["p", "i"], **windows)
+    back = [
+        helper.make_node("MaxUnpool", names, [names[0] + "b"], **windows) for names in (["p", "i"], ["v", "places"])
+    ]
+    cut = [None, "x", None, None]
+    partition = check(model_of([pool, *back[::order]], inputs), inputs, {"x": cut, "v": cut})
+    assert [why for why in _whys(partition) if "may lie in any map" in why]
+
+
+def test_constant_positions_of_a_file(tmp_path: Path) -> None:
+    inputs, places = {"v": floats(2, 2, 3, 3)}, np.arange(0, 144, 4).reshape(2, 2, 3, 3)
+    node = helper.make_node("MaxUnpool", ["v", "places"], ["y"], kernel_shape=[2, 2], strides=[2, 2])
+    onnx.save(model_of([node], inputs, {"places": places}), tmp_path / "m.onnx")
+    module = irpar.load(tmp_path / "m.onnx")
+    irpar.annotate(module, {"v": ["x", None, None, None]})
+    assert irpar.partition(module, "x=2").plan.collectives == []
+
+
+def _whys(partition: irpar.Partition) -> list[str]:
+    return [entry["why"] for entry in partition.plan.replicated if "op" in entry]

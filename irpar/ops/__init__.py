@@ -12,6 +12,7 @@ from .registry import (
     other_rules,
     program_factors,
     program_of,
+    what_is_uncovered,
 )
 from .replicate_only import why_replicated
 from .rule import FactorRule, Kind, RuleBuilder, broadcast_rule, reshape_factors, whole
@@ -39,6 +40,7 @@ __all__ = [
     "reshape_factors",
     "traits",
     "traits_of_operator",
+    "what_is_uncovered",
     "whole",
     "why_replicated",
 ]

@@ -317,6 +317,16 @@ def _cost_moe(node: Node) -> int:
 microsoft("MoE", same_type, _rule_moe, _cost_moe, _localize_moe, gradient=EXPERTS)
 
 
+_ROWS_OF_INNER = frozenset({2, 3, 4, 11})
+"""The weights of QMoE's fc1, their scales, biases and zero points."""
+_COLUMNS_OF_INNER = frozenset({5, 6, 12})
+"""The weights of fc2, their scales and zero points."""
+_OF_FC3 = (8, 9, 10, 13, 15, 16)
+"""What a third matrix has, and scales of the whole."""
+_ROUTER_WEIGHTS = 14
+_MOST_OPERANDS = 17
+
+
 def _rule_packed_moe(node: Node) -> FactorRule:
     """`([r,d],[r,e],[e,(ui),.],[e,(ui)],[e,(ui)],[e,d,(uj)],[e,d,u],[e,d])->([r,d])`: r pass, u gives partial sums.
 
@@ -330,19 +340,18 @@ def _rule_packed_moe(node: Node) -> FactorRule:
     operands: list[Sequence[DimFactors]] = [whole(len(found or ())) for found in shapes_of(node)]
     operands[0] = [*rows, size]
     operands[1] = [tuple(factor for dim in rows for factor in dim), experts]
-    length = _inner_unit(node)
-    if length:
-        of_bytes, fused = shape_of(node, 5)[2], shape_of(node, 2)[1]
-        (unit,) = rule.dims([of_bytes * _packed_in_byte(node) // length], Kind.REDUCE)
-        count = rule.sizes[unit[0]]
-        (inside,) = rule.dims([fused // count], Kind.REPLICATE)
+    if operand(node, _ROUTER_WEIGHTS) is not None:
+        operands[_ROUTER_WEIGHTS] = operands[1]
+    count = _inner_units(node)
+    if count > 1:
+        (unit,) = rule.dims([count], Kind.REDUCE)
+        (rows_inside,) = rule.dims([shape_of(node, 2)[1] // count], Kind.REPLICATE)
         for index, found in enumerate(shapes_of(node)):
-            if found is None or index < 2:
-                continue
-            if index in (2, 3, 4, 11):
-                operands[index] = [(), (*unit, *inside), *[()] * (len(found) - 2)]
-            elif index in (5, 6, 12) and len(found) == 3:
-                operands[index] = [(), (), (*unit, *rule.dims([found[2] // count], Kind.REPLICATE)[0])]
+            if found is not None and index in _ROWS_OF_INNER:
+                operands[index] = [(), (*unit, *rows_inside), *[()] * (len(found) - 2)]
+            elif found is not None and index in _COLUMNS_OF_INNER and len(found) == 3:
+                (columns_inside,) = rule.dims([found[2] // count], Kind.REPLICATE)
+                operands[index] = [(), (), (*unit, *columns_inside)]
     return rule.done(operands, [[*rows, ()]])
 
 
@@ -352,11 +361,11 @@ def _packed_in_byte(node: Node) -> int:
     return 8 // bits if 8 % bits == 0 else 0
 
 
-def _inner_unit(node: Node) -> int:
-    """How many elements of the inner size stay together; 0 where these are not told apart."""
+def _inner_units(node: Node) -> int:
+    """Into how many parts the inner size can be taken apart; 0 where these are not told apart."""
     pack, block = _packed_in_byte(node), int_attribute(node, "block_size", 0)
-    shapes = [*shapes_of(node), *[None] * 17]
-    points, others = shapes[11:13], [*shapes[8:11], shapes[13], *shapes[15:17]]
+    shapes = [*shapes_of(node), *[None] * _MOST_OPERANDS]
+    points, others = shapes[11:13], [shapes[index] for index in _OF_FC3]
     is_plain = text_attribute(node, "quant_type", "int") == "int" and int_attribute(node, "weights_prepacked", -1) < 1
     if not is_plain or not pack or any(found is not None for found in others):
         return 0
@@ -366,7 +375,7 @@ def _inner_unit(node: Node) -> int:
     if any(found is not None and len(found) != 3 for found in points):
         return 0  # Zero points of several rows share a byte.
     length = pack if block <= 0 else block * (1 if points[1] is None else pack)
-    return length if inner % length == 0 else 0
+    return inner // length if inner % length == 0 else 0
 
 
 def _localize_packed_moe(whole_node: Node, local: Node, builder: Builder) -> None:

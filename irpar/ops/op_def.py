@@ -82,6 +82,7 @@ class OpDef:
             `local_program` does not work.
         view: the result is the first operand's memory under another shape: no element is touched.
         moves_elements: results hold elements of the first operand alone; other operands only say which and where.
+        rule_looks_back: the rule reads which node gives an operand, too: it is asked again of nodes that look alike.
         looks_up: of these one whose first operand is a table: it reads no more of it than it gives.
         reads_sizes: it reads the sizes of its operands, and none of their elements.
         is_elementwise: each element of the result is made of those at its place; operands broadcast.
@@ -111,6 +112,7 @@ class OpDef:
     _: KW_ONLY
     view: bool = False
     moves_elements: bool = False
+    rule_looks_back: bool = False
     looks_up: bool = False
     reads_sizes: bool = False
     is_elementwise: bool = False

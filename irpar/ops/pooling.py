@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from irpar.ir import ArrayTensor, Builder, Dim, DType, Node, TensorType, Type, Value
+from irpar.ir import ArrayTensor, Builder, Dim, DType, LazyTensor, Node, TensorType, Type, Value
 from irpar.sharding import Reduction
 
 from .convolution import window_sizes
@@ -236,7 +236,7 @@ def _stay_in_their_maps(positions: Value, places: int) -> bool:
     origin = origin_of(positions)
     if origin.node is not None:
         return origin.node.identity == ("", "MaxPool") and prod(shape_of(origin.node, 0)[2:]) == places
-    if not isinstance(origin.data, ArrayTensor) or not 0 < origin.data.size <= _MOST_READ:
+    if not isinstance(origin.data, ArrayTensor | LazyTensor) or not 0 < origin.data.size <= _MOST_READ:
         return False
     maps = origin.data.numpy().reshape(prod(origin.shape[:2]), -1) // places
     return bool((maps == np.arange(len(maps))[:, None]).all())
@@ -275,6 +275,7 @@ define(
         _infer_max_unpool,
         _rule_max_unpool,
         localize=_localize_max_unpool,
+        rule_looks_back=True,
         gradient=gradients.of_max_unpool,
     )
 )

@@ -11,7 +11,7 @@ from irpar.sharding import IrparError
 from .effects import redistributes
 from .facts import CannotTellError, data_of, refers_to_call
 from .local_programs.program import LocalProgram
-from .op_def import DEFINITIONS, Infer, OpDef, Rule, definition
+from .op_def import DEFINITIONS, Infer, OpDef, Rule, definition, traits
 from .rule import FactorRule, Kind
 
 _MOST_KNOWN = 1024
@@ -21,6 +21,8 @@ _MOST_ELEMENTS = 64
 _NOT_ASKED = object()
 _OWN: set[tuple[str, str]] = set()
 """Operators whose rules and local programs read nothing beside what `_likeness` tells."""
+_RULES: dict[tuple[str, str], Rule] = {}
+"""As they were defined: they say what they cannot tell."""
 _FOREIGN: set[tuple[str, str]] = set()
 """Operators whose result types others than irpar infer."""
 
@@ -45,6 +47,8 @@ def define(made: OpDef) -> OpDef:
         ),
     )
     DEFINITIONS[key] = guarded
+    if made.rule is not None:
+        _RULES[key] = made.rule
     program = made.local_program
     is_told = program is None or not (program.reads_elements or program.rule)
     if made.rule is not None and _is_own(made.rule) and is_told and not made.other_programs:
@@ -131,6 +135,8 @@ def _remembered(rule: Rule) -> Rule:
 
 def _likeness(node: Node) -> Hashable | None:
     """What a rule reads of a node: version, attributes, types, numbers of constants. None where that is too much."""
+    if traits(node).rule_looks_back:
+        return None
     attributes = []
     for name, attribute in node.attributes.items():
         if type(attribute) not in (int, str, bytes, Ints, float):
@@ -206,6 +212,19 @@ def factor_rule(node: Node) -> FactorRule | None:
     """The factor rule of a node with static types, or None: every operand and result must be whole."""
     found = definition(node)
     return found.rule(node) if found is not None and found.rule is not None else None
+
+
+def what_is_uncovered(node: Node) -> str:
+    """What of a node without a factor rule its operator's rule does not cover; "" where that is not told."""
+    rule = _RULES.get(node.identity)
+    try:
+        if rule is not None:
+            rule(node)
+    except CannotTellError as error:
+        return str(error)
+    except _MISFITS:
+        pass
+    return ""
 
 
 def other_rules(node: Node) -> tuple[FactorRule, ...]:

@@ -150,8 +150,8 @@ def _experts() -> Iterator[Sample]:
     bits: dict[str, Any] = {**fused, "expert_weight_bits": 4}
     yield made("QMoE", floats(5, wide), floats(5, count), *packed, **bits)
     yield made("QMoE", floats(3, 4, wide), floats(12, count), *packed, **bits)
-    for fusion, pack in ((1, 2), (0, 1)):
-        inter, block = 96, 16
+    for fusion, pack, inter in ((1, 2, 96), (0, 1, 96), (1, 2, 16)):
+        block = 16  # Of the last the inner size is one.
         blocks: dict[str, Any] = {"k": 2, "expert_weight_bits": 8 // pack, "block_size": block}
         blocks |= {"activation_type": "swiglu", "swiglu_fusion": 1} if fusion else {"activation_type": "silu"}
         fused_rows = inter * (1 + fusion)
@@ -164,6 +164,8 @@ def _experts() -> Iterator[Sample]:
             floats(count, wide),
         )
         yield made("QMoE", floats(5, wide), floats(5, count), *weights, **blocks)
+        none: list[None] = [None] * 6
+        yield made("QMoE", floats(5, wide), floats(5, count), *weights, *none, floats(5, count), **blocks)
 
 
 def _blocks() -> Iterator[Sample]:

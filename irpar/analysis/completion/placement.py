@@ -22,6 +22,7 @@ from irpar.ops import (
     other_rules,
     program_factors,
     program_of,
+    what_is_uncovered,
     why_replicated,
 )
 from irpar.ops.linear import carriers
@@ -669,7 +670,9 @@ def why_whole(node: Node) -> str:
         if reason is not None:
             return reason
         return f"{node.operator} has no sharding rule yet" + ("" if is_known(node) else ", and no engine knows it")
-    return f"the rule of {node.operator} does not cover these attributes or shapes"
+    uncovered = what_is_uncovered(node)
+    told = f": {uncovered}" if uncovered else ""
+    return f"the rule of {node.operator} does not cover these attributes or shapes{told}"
 
 
 def placement_as_it_lies(node: Node, view: RuleView | None, mesh: Mesh) -> Placement | None:

@@ -1,7 +1,7 @@
 """The log where values are gone and others stand for them: conflicts are told, and chains of reasons end, as before."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from irpar.ir import Conflict, Decision, Module
@@ -32,7 +32,7 @@ def follow_instead(module: Module, names: Mapping[str, str]) -> None:
                 known[number] = renamed
                 assert renamed.follows is not None
                 turned |= {(renamed.follows, axis): None for axis in renamed.axes or (None,)}
-    told: dict[str, list[Decision]] = defaultdict(list)
+    told: defaultdict[str, list[Decision]] = defaultdict(list)
     for name, decisions in gone.items() if turned else ():
         told[last_name(names, name)] += [_renamed(decision, names) for decision in decisions]
     _end_circles(module, turned, told)
@@ -44,7 +44,7 @@ def _renamed(decision: Decision, names: Mapping[str, str]) -> Decision:
     return replace(decision, follows=last_name(names, decision.follows))
 
 
-def _end_circles(module: Module, starts: Mapping[Step, None], told: dict[str, list[Decision]]) -> None:
+def _end_circles(module: Module, starts: Mapping[Step, None], told: Mapping[str, list[Decision]]) -> None:
     """Where reasons lead round in a circle, let a value in it have the reason of one that it stands for.
 
     Args:
@@ -58,8 +58,7 @@ def _end_circles(module: Module, starts: Mapping[Step, None], told: dict[str, li
         step: Step | None = start
         while step is not None and step not in ended:
             if step in passed:
-                circle = list(passed)[list(passed).index(step) :]
-                if not any(_has_another(module, *each, told) for each in circle):
+                if not _open(module, [*passed][[*passed].index(step) :], told):
                     break
                 passed, step = {}, start
             passed[step] = None
@@ -72,15 +71,28 @@ def _next(module: Module, name: str, axis: str | None) -> Step | None:
     return None if decision is None or decision.follows is None else (decision.follows, axis)
 
 
-def _has_another(module: Module, name: str, axis: str | None, told: dict[str, list[Decision]]) -> bool:
-    """Give a value the next reason for an axis of those that are told; whether there is one."""
-    now = module.decision(name, axis)
-    for place, other in enumerate(told.get(name, ())):
-        if axis is None or not other.axes or axis in other.axes:
-            del told[name][place]
-            module.decisions[name] = [other, *(each for each in module.decisions[name] if each is not now)]
-            return True
+def _open(module: Module, circle: Sequence[Step], told: Mapping[str, list[Decision]]) -> bool:
+    """Give the first value of a circle that can have one another reason; returns whether there is such a value."""
+    for name, axis in circle:
+        for place, other in enumerate(told.get(name, ())):
+            if axis is None or not other.axes or axis in other.axes:
+                del told[name][place]
+                _replace(module, name, axis, other)
+                return True
     return False
+
+
+def _replace(module: Module, name: str, axis: str | None, other: Decision) -> None:
+    """Let a value have another reason for an axis; for other axes its reasons stay."""
+    now = module.decision(name, axis)
+    kept: list[Decision] = []
+    for each in module.decisions[name]:
+        left = tuple(own for own in each.axes if other.axes and own not in other.axes)
+        if each is not now:
+            kept.append(each)
+        elif left:
+            kept.append(replace(each, axes=left))
+    module.decisions[name] = [other, *kept]
 
 
 def move_conflicts(module: Module, names: Mapping[str, str]) -> None:

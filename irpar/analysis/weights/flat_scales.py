@@ -3,8 +3,10 @@
 q : u8[256, 4, 8]    s : f32[1024] becomes f32[256, 4]    [_, @tp] cuts the blocks of q [_, @tp, _]; of 1024 none does
 """
 
-from irpar.ir import Graph, Module, Value
+from irpar.ir import Graph, Module, Tensor, Value
 from irpar.ops.facts import int_attribute
+
+from .writer import constant_like, stand_for
 
 _PLACES = (2, 3)
 """Of the operands of MatMulNBits: scales and zero points."""
@@ -25,10 +27,10 @@ def unflatten_scales(module: Module, graph: Graph) -> int:
             value = node.operands[place] if place < len(node.operands) else None
             if value is not None and _is_flat(module, value, columns):
                 if (value, columns) not in made:
-                    made[value, columns] = _in_two_dims(value, columns)
+                    made[value, columns] = constant_like(value, _in_two_dims(value, columns))
                 node.set_operand(place, made[value, columns])
-    for value, columns in made:
-        _take_out(value, made[value, columns])
+    for (value, _), other in made.items():
+        stand_for(value, other)
     return len(made)
 
 
@@ -37,19 +39,7 @@ def _is_flat(module: Module, value: Value, columns: int) -> bool:
     return is_free and len(value.shape) == 1 and columns > 0 and value.shape[0] % columns == 0
 
 
-def _in_two_dims(value: Value, columns: int) -> Value:
-    assert value.graph is not None
+def _in_two_dims(value: Value, columns: int) -> Tensor:
     assert value.data is not None
     (size,) = value.shape
-    made = value.graph.add_constant(value.data.reshaped((columns, size // columns)), value.name, value.source)
-    made.memory, made.doc = value.memory, value.doc
-    return made
-
-
-def _take_out(value: Value, heir: Value) -> None:
-    """Take out a constant that nothing reads any more; what stands for it has its name."""
-    if not value.has_uses:
-        name = value.name
-        assert value.graph is not None
-        value.graph.remove_constant(value)
-        heir.rename(name)
+    return value.data.reshaped((columns, size // columns))

@@ -7,7 +7,7 @@ a = Attention(x, w, b)          becomes  q, k, v = Split(Add(MatMul(x, w), b))  
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from irpar.ir import Graph, Module, Node, TensorType, Value
 from irpar.ops.facts import CannotTellError, int_attribute, ints_attribute
@@ -57,11 +57,17 @@ def _grouped(module: Module, node: Node) -> bool:
 
 def _is_made_by_product(value: Value) -> bool:
     """Whether a value is what a product gives, with a bias or in another type."""
-    node = value.node
-    if node is None:
-        return False
-    is_step = not node.domain and node.op_type in ("Add", "Cast")
-    return is_product(node) or (is_step and any(map(_is_made_by_product, node.inputs)))
+    waiting, seen = [value.node], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if is_product(node):
+            return True
+        seen.add(node)
+        if not node.domain and node.op_type in ("Add", "Cast"):
+            waiting += [operand.node for operand in node.inputs]
+    return False
 
 
 # -- Attention, QAttention: with their projection -------------------------------------------------------------------
@@ -108,18 +114,31 @@ def _quantised(module: Module, node: Node) -> bool:
 
 
 def _project(module: Module, node: Node, found: _Projection) -> bool:
-    x, weight, mask = found.x, found.weight, found.mask
+    x, weight = found.x, found.weight
     if not weight.is_constant or not all(value.is_static for value in (*node.inputs, *node.results)):
         return False
     if len(x.shape) != 3 or any(int_attribute(node, name, 0) for name in ("do_rotary", "past_present_share_buffer")):
         return False
-    if mask is not None and (len(mask.shape) > 3 or mask.shape[0] != x.shape[0]):
-        return False  # Starts and ends of rows, and Megatron's mask of all places.
+    if found.mask is not None:
+        masks = _masks(x.shape[0], x.shape[1], 0 if found.past is None else found.past.shape[3])
+        if found.mask.shape not in masks:
+            return False  # Starts and ends of rows, and Megatron's mask of all places.
+        if not masks[found.mask.shape]:
+            found = replace(found, mask=None)
     sizes = ints_attribute(node, "qkv_hidden_sizes") or (weight.shape[1] // 3,) * 3
     if sizes[0] != sizes[1] or sum(sizes) != weight.shape[1]:
         return False
     _write_projected(NodeWriter(module, node), node, found, sizes)
     return True
+
+
+def _masks(batch: int, steps: int, past: int) -> dict[tuple[int, ...], bool]:
+    """The shapes of masks that MultiHeadAttention takes as Attention does, and whether they mask anything.
+
+    Of one step for more, ONNX Runtime's Attention reads none.
+    """
+    keys = past + steps
+    return {(batch, 1): keys == 1, (batch,): True, (batch, keys): True, (batch, steps, keys): True}
 
 
 def _write_projected(w: NodeWriter, node: Node, found: _Projection, sizes: Sequence[int]) -> None:

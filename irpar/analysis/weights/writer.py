@@ -1,8 +1,8 @@
-"""Nodes written in place of one."""
+"""Nodes written in place of one, and constants in place of others."""
 
 from collections.abc import Iterable, Sequence
 
-from irpar.ir import Builder, Module, Node, TensorType, Value, with_dim
+from irpar.ir import Builder, Module, Node, Tensor, TensorType, Value, with_dim
 
 
 class NodeWriter:
@@ -57,3 +57,22 @@ class NodeWriter:
         self._node.replace(found)
         for name, new in zip(names, found, strict=True):
             new.rename(name)
+
+
+def constant_like(value: Value, data: Tensor) -> Value:
+    """A constant beside another, of the same source, sharding and memory, with other data."""
+    assert value.graph is not None
+    made = value.graph.add_constant(data, value.name, value.source)
+    made.sharding, made.memory, made.doc = value.sharding, value.memory, value.doc
+    return made
+
+
+def stand_for(value: Value, heir: Value) -> None:
+    """Take out a constant if nothing reads it any more; the first that stands for it then has its name.
+
+    With it goes what the module knows by that name.
+    """
+    if value.graph is not None and not value.has_uses:
+        name = value.name
+        value.graph.remove_constant(value)
+        heir.rename(name)
