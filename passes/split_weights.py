@@ -273,5 +273,4 @@ class _Split:
         """Take out a weight of which only sections are read."""
         assert weight.graph is not None
         weight.graph.remove_constant(weight)
-        for table in (self.module.annotated, self.module.decisions):
-            table.pop(weight.name, None)  # type: ignore[attr-defined]
+        self.module.decisions.pop(weight.name, None)

@@ -32,6 +32,13 @@ def kinds(partition: irpar.Partition) -> dict[str, int]:
     return {kind: entry["collectives"] for kind, entry in partition.plan.totals["by_kind"].items()}
 
 
+def test_the_sections_of_an_annotated_weight_are_not_reported_as_gone(tmp_path: Path) -> None:
+    """They are no tensors of the model; the weight is sharded as it was said."""
+    partition = gpt(tmp_path, {"tp": 2})
+    assert partition.plan.not_as_annotated == []
+    assert any(entry["sections"] for entry in partition.plan.values)
+
+
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_one_reduction_for_each_attention_and_mlp(tmp_path: Path, mesh: dict[str, int]) -> None:
     partition = gpt(tmp_path, mesh)

@@ -244,6 +244,18 @@ def test_an_operator_of_which_no_type_is_known_is_named(tmp_path: Path) -> None:
     assert "/h" in str(error.value)
 
 
+def test_an_unknown_operator_is_not_blamed_for_what_does_not_depend_on_it(tmp_path: Path) -> None:
+    m = Maker()
+    m.node("NhwcConv", ["x", m.weight("w", 8, 3, 3, 8)], ["z"], pads=[1, 1, 1, 1])
+    m.node("Relu", ["x"], ["b"], domain="")
+    m.node("Neg", ["b"], ["y"], domain="")
+    module = irpar.load(m.save(tmp_path / "m.onnx", {"x": [2, 8, 8, 8]}, {"y": [2, 8, 8, 8]}))
+    module.shard("x", ["tp", None, None, None])
+    with pytest.raises(IrparError, match="not known yet") as error:
+        irpar.partition(module, {"tp": 2}, pipeline="complete-sharding,insert-redistribution,localize")
+    assert "infer-types" in str(error.value)
+
+
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("has_flat_scales", [False, True])
 @pytest.mark.parametrize("count", [2, 4])

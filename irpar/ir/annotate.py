@@ -140,7 +140,7 @@ def hand_over(module: Module, name: str, heir: str, why: str) -> None:
 
 
 def note_gone(module: Module, before: Mapping[str, Annotation], why: str) -> None:
-    """Log what annotated values and operators a pass has taken out, as far as it has not done so itself.
+    """Log what annotated values and operators a pass has taken out, as far as it has left that they were annotated.
 
     In global view that is also a value without a sharding.
 
@@ -153,8 +153,8 @@ def note_gone(module: Module, before: Mapping[str, Annotation], why: str) -> Non
         return
     there = _annotated_names(module)
     for name, annotation in before.items():
-        if name not in there and name not in module.gone:
-            module.annotated.pop(name, None)
+        if name not in there and name in module.annotated:
+            del module.annotated[name]
             module.gone[name] = Gone(annotation, why)
     if module.run_as_said and not module.is_local:
         names = {node.source or node.name for graph in module.graphs for node in graph.walk() if node.strategy}

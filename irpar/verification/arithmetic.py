@@ -123,7 +123,7 @@ class Nudges:
 class MagnitudeArrays(WideArrays):
     """Arrays in float64 without signs: what the terms of a sum make when they do not cancel."""
 
-    has_constants = False
+    has_constants = False  # ONNX Runtime would read them from the model, with their signs.
 
     def constant(self, array: Array, reads: Reads) -> Any:
         """A constant, widened, without signs where it is of floats."""

@@ -19,12 +19,13 @@ from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
 from .choice import improve
 from .data_first import with_data_first
 from .free_results import leading_operands, shares_of_results
-from .lookups import constants_held, shares_of_lookups, work_of
+from .lookups import shares_of_lookups
+from .measures import Measured, measured
 from .reasons import reasons
 from .rounds import Rounds, passes_all_on
 from .spreading import spread_rows
 
-WORTH_LAUNCHES = 0.8
+_WORTH_LAUNCHES = 0.8
 """Of what is sent and of what is computed: less than that is worth more collectives."""
 
 
@@ -95,13 +96,13 @@ def _require_types(module: Module) -> None:
     """
     require_global(module, CompleteSharding.name)
     require_static(module)
-    strange: Node | None = None
     for node in module.graph:
         if not node.results or any(value.type is not UNKNOWN for value in node.results):
             continue
-        if traits(node).infer is None:
-            strange = strange or node
-        elif strange is not None:
+        strange = _unknown_before(node)
+        if strange is node:
+            continue
+        if strange is not None:
             raise IrparError(
                 f"irpar does not know the operator {strange.operator}, nor what type its results have, which "
                 f"{node.title} and others need",
@@ -109,11 +110,22 @@ def _require_types(module: Module) -> None:
                 do="give the model without it: as it was before a tool optimised it for one device "
                 "(ONNX Runtime: graph_optimization_level BASIC, no NCHWc or NHWC)",
             )
-        else:
-            raise IrparError(
-                f"the types of %{node.results[0].name} and others are not known yet",
-                do="run infer-types (and fold-constants) before complete-sharding",
-            )
+        raise IrparError(
+            f"the types of %{node.results[0].name} and others are not known yet",
+            do="run infer-types (and fold-constants) before complete-sharding",
+        )
+
+
+def _unknown_before(node: Node) -> Node | None:
+    """The nearest node up to one of unknown type of which nobody knows what types it gives; None: there is none."""
+    waiting, seen = [node], {node}
+    for each in waiting:
+        if traits(each).infer is None:
+            return each
+        makers = [value.node for value in each.inputs if value.type is UNKNOWN and value.node is not None]
+        waiting += [maker for maker in dict.fromkeys(makers) if maker not in seen]
+        seen.update(makers)
+    return None
 
 
 class _Completion:
@@ -301,12 +313,18 @@ class _Completion:
 
         More collectives must send clearly less, and leave clearly less to compute.
         """
-        least, held, work = self._cost_with(old), constants_held(self.flow), work_of(self.flow, self.network)
-        if self._cost_with(new) >= least or constants_held(self.flow) > held:
+        was, then = self._measured_with(old), self._measured_with(new)
+        if then.sent >= was.sent or then.held > was.held:
             return False
-        is_less_work = work_of(self.flow, self.network) < WORTH_LAUNCHES * work
         (amount, launches), (before, fewer) = self._refined_cost_with(new), self._refined_cost_with(old)
-        return amount < (before if launches <= fewer else WORTH_LAUNCHES * before * is_less_work)
+        if launches <= fewer:
+            return amount < before
+        return amount < _WORTH_LAUNCHES * before and then.work < _WORTH_LAUNCHES * was.work
+
+    def _measured_with(self, shardings: Mapping[Value, Sharding | None]) -> Measured:
+        """What tells how values are sharded apart from other ways, with some values sharded so."""
+        cost = self._cost_with(shardings)  # It leaves them sharded so.
+        return measured(self.flow, self.network, cost)
 
     def _cheaper_start(self, other: Mapping[Value, Sharding]) -> tuple[dict[Value, Sharding], Cost | None]:
         """What is sharded otherwise in another way, where that costs less, else nothing; and the cost, if known."""

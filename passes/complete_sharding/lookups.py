@@ -8,9 +8,7 @@ e : [64@tp, 16]                  a reduce-scatter sends half, and what follows i
 from collections.abc import Collection
 
 from irpar.analysis.completion.flow import Flow
-from irpar.analysis.completion.moves import placements_of
 from irpar.analysis.cost.network import Network
-from irpar.analysis.redistribution import bytes_held
 from irpar.ir import Value
 from irpar.sharding import Sharding
 
@@ -38,20 +36,3 @@ def shares_of_lookups(flow: Flow, pinned: Collection[Value], network: Network) -
                 if share is not None:
                     found[value] = share
     return found
-
-
-def work_of(flow: Flow, network: Network) -> int:
-    """FLOPs of a device, as nodes run before they are chosen again around redistributed values."""
-    total = 0
-    for node, placement in placements_of(flow, network).items():
-        view = flow.rule(node)
-        if view is not None:
-            times = flow.usual_trips_of(node.graph) * max(map(flow.layers_of, node.results), default=1)
-            total += times * (view.flops // placement.ways(flow.mesh))
-    return total
-
-
-def constants_held(flow: Flow) -> int:
-    """Bytes that a device holds of the constants as they are sharded."""
-    values = (value for graph in flow.trips for value in graph.constants)
-    return sum(flow.layers_of(value) * bytes_held(value, value.sharding) for value in values)

@@ -78,6 +78,7 @@ class _Log:
         move_conflicts(self.module, self.joined)
         follow_instead(self.module, self.names)
         for name in self.names:
+            # No value of the model, but a section: what it stands for is there again.
             self.module.annotated.pop(name, None)
         for known in self.module.decisions.values():
             known[:] = [replace(decision, why=self._renamed(decision.why)) for decision in known]

@@ -285,11 +285,12 @@ class Refinement:
 
     def _needed(self, value: Value, lies: Sharding) -> Iterable[Sharding]:
         """How a value is needed that lies so."""
-        needs = self.needs.get(value, {})
-        if value not in self.free:
-            return needs.values()
-        ends = self.flow.graph.return_node
-        return (as_result(lies, needed) if node is ends else needed for (node, _), needed in needs.items())
+        return (self._need(value, lies, node, needed) for (node, _), needed in self.needs.get(value, {}).items())
+
+    def _need(self, value: Value, lies: Sharding, reader: Node, needed: Sharding) -> Sharding:
+        """How a reader needs a value that lies so; the end of the graph takes a free result in more than one way."""
+        is_free = reader is self.flow.graph.return_node and value in self.free
+        return as_result(lies, needed) if is_free else needed
 
     def _lies(self, value: Value) -> Sharding | None:
         return self.given.get(value, value.sharding)
@@ -628,11 +629,9 @@ class Refinement:
             return 0, 0
         first = value.sharding if self._is_held(value) else None
         targets = set()
-        ends = self.flow.graph.return_node if value in self.free else None
         for (node, index), needed in self.needs.get(value, {}).items():
-            if node is ends:
-                needed = as_result(lies, needed)
-            elif node in change and index >= 0:
+            needed = self._need(value, lies, node, needed)
+            if node in change and index >= 0:
                 changed = change[node].operands[index]
                 assert changed is not None
                 needed = changed

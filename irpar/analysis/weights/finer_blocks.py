@@ -56,6 +56,8 @@ def take_finer_blocks(module: Module, propagated: Callable[[], Mapping[Value, Sh
     Returns:
         Of how many nodes blocks became smaller.
     """
+    if not module.annotated:
+        return 0
     sizes = set(module.mesh.axes.values())
     able = [
         (node, blocks)
@@ -63,7 +65,7 @@ def take_finer_blocks(module: Module, propagated: Callable[[], Mapping[Value, Sh
         for node in graph
         if (blocks := _blocks(node)) is not None and _times(node, blocks, sizes) > 1
     ]
-    lies = propagated() if able and module.annotated else {}
+    lies = propagated() if able else {}
     made: dict[tuple[Value, int], Value] = {}
     count = 0
     for node, blocks in able:
