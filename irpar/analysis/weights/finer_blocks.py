@@ -8,6 +8,7 @@ What is computed stays the same to the bit, but where products quantize their da
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -87,10 +88,9 @@ def take_finer_blocks(module: Module, propagated: Callable[[], Mapping[Value, Sh
 
 def _parts(node: Node, blocks: _Blocks, lies: Mapping[Value, Sharding]) -> set[int]:
     """Into how many parts the dim of the blocks is sharded: of the product's data, or of the weight."""
-    dims = {node.operands[0]: -1, node.operands[1]: 1} if blocks.packed else {node.operands[0]: blocks.axis}
-    if not blocks.packed:
-        dims[node.result] = blocks.axis
-    return {lies[value].dim_parts(dim) for value, dim in dims.items() if value in lies}
+    first, second = node.operands[:2]
+    dims = [(first, -1), (second, 1)] if blocks.packed else [(first, blocks.axis), (node.result, blocks.axis)]
+    return {lies[value].dim_parts(dim) for value, dim in dims if value is not None and value in lies}
 
 
 def _blocks(node: Node) -> _Blocks | None:
@@ -170,12 +170,11 @@ def _finer(value: Value, index: int, blocks: _Blocks, times: int, node: Node) ->
     return LazyTensor(DType.U8, shape, partial(_repeated_points, value.data, count, bits, times))
 
 
-def _repeated_points(
-    packed: Tensor, count: int, bits: int, times: int
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+def _repeated_points(packed: Tensor, count: int, bits: int, times: int) -> "np.ndarray[Any, Any]":
     """Each of `count` numbers of a row so many times; the first lies in the lowest bits of a byte."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     rows = packed.numpy()
     numbers = ((rows[..., None] >> shifts) & ((1 << bits) - 1)).reshape(len(rows), -1)[:, :count]
     several = np.repeat(numbers, times, axis=1).reshape(len(rows), -1, len(shifts))
-    return np.bitwise_or.reduce(several << shifts, axis=2).astype(np.uint8)
+    made: np.ndarray[Any, Any] = np.bitwise_or.reduce(several << shifts, axis=2).astype(np.uint8)
+    return made
