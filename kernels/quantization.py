@@ -98,7 +98,7 @@ def dequantize_linear(
 def dynamic_quantize_linear(xp: ArrayModule, x: Array) -> tuple[Array, Array, Array]:
     """Quantize to uint8 over the operand's own range, zero included; gives y, scale (1 where all is 0), zero point."""
     kind = x.dtype.type
-    least, greatest = xp.minimum(x.min(), kind(0)), xp.maximum(x.max(), kind(0))
+    least, greatest = x.min(initial=0), x.max(initial=0)
     scale = (greatest - least) / kind(255)
     safe = xp.where(scale == 0, kind(1), scale)
     zero_point = saturated(xp, xp.rint(-least / safe), np.dtype(np.uint8))
