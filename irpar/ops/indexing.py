@@ -43,6 +43,12 @@ from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, whole
 
 # -- Gather ---------------------------------------------------------------------------------------------------------
 
+_CHOSEN_AS: dict[DType, DType] = {
+    **dict.fromkeys((DType.I8, DType.U8, DType.I16, DType.U16), DType.I32),
+    **dict.fromkeys((DType.U32, DType.U64), DType.I64),
+}
+"""Integers of which not every engine has a Where: what is chosen between is wider, and narrow again when it is sent."""
+
 COMBINED: dict[DType, Reduction] = {
     DType.F16: "sum",
     DType.BF16: "sum",
@@ -51,10 +57,10 @@ COMBINED: dict[DType, Reduction] = {
     DType.I32: "sum",
     DType.I64: "sum",
     DType.BOOL: "or",
-}
+} | dict.fromkeys(_CHOSEN_AS, "sum")
 """Element types of which blocks of rows can be gathered apart, and how zeros and rows combine.
 
-Others have no Where in ONNX Runtime, or nothing to combine them with (strings).
+Others have no kernels in ONNX Runtime (integers of 4 bits), or nothing to combine them with (strings).
 """
 
 
@@ -122,9 +128,15 @@ def _looked_up(
         return typed_like(result, "And", [inside_each, found], None, builder)
     if result.dtype in (DType.F16, DType.F32, DType.F64):
         other = _with_dims(nothing_or_nan(known(), result.dtype, builder), trailing, builder)
-    else:
-        other = builder.constant(neutral("sum", result.dtype), "nothing")
-    return typed_like(result, "Where", [inside_each, found, other], None, builder)
+        return typed_like(result, "Where", [inside_each, found, other], None, builder)
+    wide = _CHOSEN_AS.get(result.dtype, result.dtype)
+    nothing = builder.constant(neutral("sum", wide), "nothing")
+    if wide is result.dtype:
+        return typed_like(result, "Where", [inside_each, found, nothing], None, builder)
+    of = TensorType(wide, result.shape)
+    found = builder.op("Cast", [found], {"to": wide.value}, type=of)
+    chosen_wide = builder.op("Where", [inside_each, found, nothing], type=of)
+    return typed_like(result, "Cast", [chosen_wide], {"to": result.dtype.value}, builder)
 
 
 def _with_dims(value: Value, count: int, builder: Builder) -> Value:
@@ -264,7 +276,8 @@ _SCATTERED: dict[str, Reduction] = {"add": "sum", "mul": "prod", "max": "max", "
 def _updates_kind(node: Node) -> tuple[Kind, Reduction]:
     """What cutting the updates means."""
     reduce = _SCATTERED.get(text_attribute(node, "reduction", "none"))
-    if reduce is None or COMBINED.get(tensor_of(node, 0).dtype) != "sum":
+    dtype = tensor_of(node, 0).dtype
+    if reduce is None or dtype in _CHOSEN_AS or COMBINED.get(dtype) != "sum":
         return Kind.REPLICATE, "sum"
     return Kind.REDUCE, reduce
 

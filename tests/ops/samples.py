@@ -226,7 +226,17 @@ def _indexing() -> Iterator[Sample]:
     yield Sample("Gather", (ints(6, 4), ints(low=-6, high=6)), {"axis": 0})
     yield Sample("Gather", (floats(5, 6, dtype=np.float16), ints(2, 3, low=0, high=6)), {"axis": -1})
     yield Sample("Gather", (bools(6, 4), ints(5, low=0, high=6)))
-    yield Sample("Gather", (ints(6, 4, dtype=np.uint16), ints(5, low=0, high=6)))
+    for small in (np.int8, np.uint8, np.int16, np.uint16, np.uint32, np.uint64):
+        # Numbers of all sizes: as signed ones, half of them are negative.
+        numbers = ints(6, 4, low=np.iinfo(small).min, high=np.iinfo(np.int64).max, dtype=small)
+        yield Sample("Gather", (numbers, ints(5, low=-6, high=6)))
+    yield Sample("GatherElements", (ints(6, 5, dtype=np.int8), ints(4, 5, low=-6, high=6)), {"axis": 0})
+    yield Sample("GatherND", (ints(6, 5, 4, dtype=np.int8), ints(3, 2, low=-5, high=5)))
+    yield Sample("ScatterND", (ints(6, 5, 4, dtype=np.int8), np.asarray([[1], [4]]), ints(2, 5, 4, dtype=np.int8)))
+    codes = ints(6, 5, low=0, dtype=np.uint8)
+    yield Sample(
+        "ScatterElements", (codes, np.asarray([[0] * 5, [3] * 5, [-1] * 5]), ints(3, 5, low=0, dtype=np.uint8))
+    )
     yield Sample("GatherElements", (floats(6, 5), ints(4, 5, low=-6, high=6)), {"axis": 0})
     yield Sample("GatherElements", (floats(6, 5, 4), ints(6, 3, 4, low=0, high=5)), {"axis": 1})
     yield Sample("GatherElements", (floats(6, 5), ints(4, 3, low=0, high=5)), {"axis": 1})

@@ -31,7 +31,6 @@ PARTS = (2, 3)
 Place = tuple[str, int, int]
 
 CONSERVATIVE: dict[Place, str] = {
-    ("Gather", 0, 0): "ONNX Runtime has no Where for small ints, which the local program needs",
     ("Attention", 2, 2): "a cut head of V would repeat the scores on every device",
     ("Attention", 2, 3): "a cut head of V would repeat the scores on every device",
 }
