@@ -57,7 +57,8 @@ COMBINED: dict[DType, Reduction] = {
     DType.I32: "sum",
     DType.I64: "sum",
     DType.BOOL: "or",
-} | dict.fromkeys(_CHOSEN_AS, "sum")
+    **{narrow: "sum" for narrow in _CHOSEN_AS},
+}
 """Element types of which blocks of rows can be gathered apart, and how zeros and rows combine.
 
 Others have no kernels in ONNX Runtime (integers of 4 bits), or nothing to combine them with (strings).

@@ -11,6 +11,8 @@ from irpar.ops import traits
 from irpar.ops.block_indices import counted_dims, without_columns
 from irpar.pass_manager import Pass, PassResult
 
+from .pads import pad_windows, take_off_windows
+
 
 @dataclass(frozen=True)
 class SimplifyLayout(Pass):
@@ -22,23 +24,27 @@ class SimplifyLayout(Pass):
     again behind attention; a cut of the heads cannot be told on the merged dim, and would have to be undone around it.
     They write the norm of a group of channels as one of instances, over a dim of all its channels, rows and columns.
     A GatherND whose first index counts the rows (`x[arange(batch), last]`) has them as batch dims, which may be cut.
+    Zeros that are put around the places of a convolution, and places that are cut off its result, are its pads.
     """
 
     name = "simplify-layout"
 
     def run(self, module: Module) -> PassResult:
         """Simplify all graphs."""
-        chains = merges = rows = 0
+        chains = merges = rows = pads = 0
         for graph in module.all_graphs():
             for node in graph:
                 if not _is_layout(node):
+                    if pad_windows(node) or take_off_windows(node):
+                        pads += 1
+                        continue
                     merges += _sink(node, module)
                     rows += _index_by_rows(node, module)
                     continue
                 chain = _chain(node)
                 if len(chain) > 1 and not _goes_on(node):
                     chains += _simplify(chain, module)
-        found: dict[str, int | float] = {"chains": chains, "merges": merges, "rows": rows}
+        found: dict[str, int | float] = {"chains": chains, "merges": merges, "rows": rows, "pads": pads}
         return PassResult(any(found.values()), statistics=found)
 
 
