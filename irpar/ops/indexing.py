@@ -56,8 +56,13 @@ COMBINED: dict[DType, Reduction] = {
     DType.F64: "sum",
     DType.I32: "sum",
     DType.I64: "sum",
+    DType.I8: "sum",
+    DType.U8: "sum",
+    DType.I16: "sum",
+    DType.U16: "sum",
+    DType.U32: "sum",
+    DType.U64: "sum",
     DType.BOOL: "or",
-    **{narrow: "sum" for narrow in _CHOSEN_AS},
 }
 """Element types of which blocks of rows can be gathered apart, and how zeros and rows combine.
 
