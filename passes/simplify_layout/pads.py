@@ -36,6 +36,8 @@ _NO_MARGIN = (0, 0)
 _MOST_READ = 1 << 20
 """Elements of a constant that are looked at."""
 
+_CONVOLUTIONS = frozenset({("", "Conv"), ("", "ConvTranspose")})
+
 
 def pad_windows(node: Node) -> bool:
     """Let windows that slide over zeros around a value begin in their pads; False where there is nothing to do."""
@@ -65,11 +67,11 @@ def _may_pad(node: Node) -> bool:
 
 
 def take_off_windows(node: Node) -> bool:
-    """Let a convolution of whose result a Slice cuts off the ends pad less; False where there is nothing to do."""
+    """Let a convolution give no more than a Slice leaves of its result; False where there is nothing to do."""
     if node.identity != ("", "Slice") or node.strategy is not None:
         return False
     maker = needed(node, 0).node
-    if maker is None or maker.identity != ("", "Conv") or maker.graph is None or maker.graph is not node.graph:
+    if maker is None or maker.identity not in _CONVOLUTIONS or maker.graph is None or maker.graph is not node.graph:
         return False
     if not _is_passing(maker) or maker.result.use_count != 1:
         return False
@@ -79,7 +81,7 @@ def take_off_windows(node: Node) -> bool:
             return False
         builder = Builder(maker.graph, {"": maker.version}, before=node, like=maker)
         name = node.result.name
-        less = builder.op("Conv", maker.operands, maker.attributes, type=node.result.type, name=name)
+        less = builder.op(maker.op_type, maker.operands, maker.attributes, type=node.result.type, name=name)
         _set_pads(builder.made[0], pads)
         node.replace([less])
         less.rename(name)
@@ -153,6 +155,11 @@ def _counts_zeros(node: Node, own: Sequence[tuple[int, int]], pads: Sequence[tup
 
 def _narrower(node: Node, cut: Node) -> list[tuple[int, int]] | None:
     """The pads with which a convolution gives what a Slice leaves of its result; None where no pads do."""
+    is_transposed = node.op_type == "ConvTranspose"
+    if is_transposed and (
+        text_attribute(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID") or "output_shape" in node.attributes
+    ):
+        return None
     shape = result_shape(node)
     pads = dict(enumerate(place_pads(node), 2))
     for dim, (start, end, step) in slices(cut, len(shape)).items():
@@ -164,8 +171,9 @@ def _narrower(node: Node, cut: Node) -> list[tuple[int, int]] | None:
             continue
         if dim not in pads:
             return None
-        stride, _ = stride_and_reach(node, dim)
-        before, after = (pad - stride * count for pad, count in zip(pads[dim], off, strict=True))
+        # The pads of a ConvTranspose are what is cut off already.
+        places = -1 if is_transposed else stride_and_reach(node, dim)[0]
+        before, after = (pad - places * count for pad, count in zip(pads[dim], off, strict=True))
         if min(before, after) < 0:
             return None
         pads[dim] = before, after

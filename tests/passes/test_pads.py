@@ -58,6 +58,26 @@ def test_places_that_are_cut_off_a_convolution() -> None:
     )
 
 
+def test_what_a_transposed_convolution_gives_too_much() -> None:
+    check(
+        "simplify-layout,dce",
+        """
+        graph @g(%x: f32[1, 3, 8], %w: f32[3, 2, 4]) -> (%c as "y") opset 21 {
+          %start = constant : i64[1] [1]
+          %end = constant : i64[1] [16]
+          %axis = constant : i64[1] [2]
+          %h = ConvTranspose(%x, %w) {pads=[0, 1], strides=[2]} : f32[1, 2, 17]
+          %c = Slice(%h, %start, %end, %axis) : f32[1, 2, 15]
+        }
+        """,
+        """
+        graph @g(%x: f32[1, 3, 8], %w: f32[3, 2, 4]) -> (%c as "y") opset 21 {
+          %c = ConvTranspose(%x, %w) {strides=[2], pads=[1, 2]} : f32[1, 2, 15]
+        }
+        """,
+    )
+
+
 def test_zeros_that_are_joined_with_the_places() -> None:
     check(
         "simplify-layout,dce",
@@ -203,7 +223,11 @@ def models(draw: st.DrawFn) -> onnx.ModelProto:
         lines.append(f"a = Concat<axis={axis + 2}>(before, x, after)")
     how = f"kernel_shape={kernel}, strides={strides}"
     own = draw(few) if draw(st.booleans()) else [0] * (2 * rank)
-    if draw(st.booleans()):
+    op = draw(st.sampled_from(["Conv", "ConvTranspose", "AveragePool"]))
+    if op == "ConvTranspose":
+        constants["w"] = constants["w"].reshape(3, 2, *kernel)
+        lines.append(f"c = ConvTranspose<{how}, dilations={dilations}, pads={own}>(a, w)")
+    elif op == "Conv":
         is_same = draw(st.booleans()) and strides == dilations == [1] * rank
         how += f", dilations={dilations}, " + ('auto_pad="SAME_LOWER"' if is_same else f"pads={own}")
         lines.append(f"c = Conv<{how}>(a, w)")
@@ -237,6 +261,7 @@ def test_random_pads_keep_the_numbers(model: onnx.ModelProto) -> None:
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------
+
 
 CAUSAL = {
     "pads": "h = Conv<dilations=[2], pads=[4, 0]>(x, w)",
