@@ -123,7 +123,8 @@ def test_random_programs_in_processes(group: str, capfd: pytest.CaptureFixture[s
     )
     @given(programs(), TAKE)
     def check(program: Program, take: str) -> None:
-        if "ort" not in program.engines or program.mesh.size > 4:
+        has_texts = any(array.dtype == object for array in program.inputs.values())  # A file of arrays has none.
+        if "ort" not in program.engines or program.mesh.size > 4 or has_texts:
             return
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
