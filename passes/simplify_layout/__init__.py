@@ -91,17 +91,33 @@ def _simplify(chain: list[Node], module: Module) -> int:
         return 0
     assert last.graph is not None
     value = follow(plan, source, last.result.name, Builder(last.graph, module.opsets, before=last, like=last))
-    name = last.result.name
+    name, targets = last.result.name, last.inputs[1:]
     last.replace([value])
+    _forget_unread(targets)
     if plan:
         value.rename(name)
     else:
         hand_over(module, name, value.name, f"it is %{value.name}, moved there and back")
-    for node in reversed(chain[:-1]):
-        if node.result.has_uses:
-            break
-        node.erase()
+    _erase_unread(chain[:-1])
     return 1
+
+
+def _erase_unread(chain: Sequence[Node]) -> None:
+    """Take out the end of a chain that nothing reads: a node without readers would still be sharded, and sent for."""
+    for node in reversed(chain):
+        # Chains of several operands may begin with the same nodes.
+        if node.graph is None or node.result.has_uses:
+            break
+        targets = node.inputs[1:]
+        node.erase()
+        _forget_unread(targets)
+
+
+def _forget_unread(values: Iterable[Value]) -> None:
+    """Drop the constants among these that nothing reads: the shapes that a Reshape asked for."""
+    for value in values:
+        if value.data is not None and value.graph is not None and not value.has_uses:
+            value.graph.remove_constant(value)
 
 
 def _lie_apart(source: Value, result: Value) -> bool:
@@ -171,14 +187,19 @@ class _Merged:
     """An operand that a chain of layout nodes made, some of its dims of several.
 
     Attributes:
-        source: what the chain starts from.
+        chain: the nodes, first to last.
         atoms: what the chain does.
         splits: the merged dims, counted from the end: the sizes of their parts.
     """
 
-    source: Value
+    chain: list[Node]
     atoms: Atoms
     splits: dict[int, Split]
+
+    @property
+    def source(self) -> Value:
+        """What the chain starts from."""
+        return self.chain[0].inputs[0]
 
 
 def _merged(value: Value) -> _Merged | None:
@@ -191,7 +212,7 @@ def _merged(value: Value) -> _Merged | None:
         return None
     parts = {dim - len(atoms.dims): joined(found) for dim, found in enumerate(atoms.dims)}
     splits = {place: tuple(size for _, _, size in found) for place, found in parts.items() if len(found) > 1}
-    return _Merged(chain[0].inputs[0], atoms, splits) if splits else None
+    return _Merged(chain, atoms, splits) if splits else None
 
 
 def _free(node: Node) -> _Free:
@@ -270,6 +291,8 @@ def _rebuild(node: Node, free: _Free, chosen: dict[int, Split], merged: dict[Val
     name = result.name
     node.replace([again])
     again.rename(name)
+    for found in merged.values():
+        _erase_unread(found.chain)
 
 
 def _product(node: Node, operands: Sequence[Value | None], type_: TensorType, builder: Builder) -> Value:

@@ -31,9 +31,6 @@ def test_merged_batch_and_heads_are_taken_apart_again() -> None:
         """,
         """
         graph @g(%x: f32[2, 8, 64]) -> (%k) opset 21 {
-          %s1 = constant : i64[4] [2, 8, 4, 16]
-          %s2 = constant : i64[3] [8, 8, 16]
-          %s3 = constant : i64[4] [2, 4, 16, 8]
           %shape = constant : i64[4] [2, 4, 16, 8]
           %k_1 = Transpose(%x) {perm=[0, 2, 1]} : f32[2, 64, 8] for "/k/Reshape"
           %k = Reshape(%k_1, %shape) : f32[2, 4, 16, 8] for "/k/Reshape" as "k"

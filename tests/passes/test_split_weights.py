@@ -43,6 +43,39 @@ def test_each_section_is_a_product_of_its_own():
     )
 
 
+def test_no_merged_section_is_left_behind():
+    """Where all that read it work on its dims apart: a merge that nothing reads would be sharded, and sent for."""
+    check(
+        "split-weights",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[2, 4, 8, 16]) -> (%y) opset 21 {
+          %rows = constant : i64[3] [8, 8, 32]
+          %apart = constant : i64[4] [2, 4, 8, 16]
+          %w = constant : f32[16, 32] data("w.bin", 0, 2048)
+          %p = MatMul(%x, %w) : f32[2, 4, 8, 32] from "/qk"
+          %r = Reshape(%p, %rows) : f32[8, 8, 32]
+          %q, %k = Split(%r) {axis=2, num_outputs=2} : f32[8, 8, 16], f32[8, 8, 16]
+          %m = Mul(%q, %k) : f32[8, 8, 16]
+          %s = Softmax(%m) : f32[8, 8, 16]
+          %y = Reshape(%s, %apart) : f32[2, 4, 8, 16]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[2, 4, 8, 16]) -> (%s_1 as "y") opset 21 {
+          %rows = constant : i64[3] [8, 8, 32]
+          %w_1 = constant : f32[16, 16] slice([0:16, 0:16] of f32[16, 32] data("w.bin", 0, 2048)) from "w"
+          %w_2 = constant : f32[16, 16] slice([0:16, 16:32] of f32[16, 32] data("w.bin", 0, 2048)) from "w"
+          %p_1 = MatMul(%x, %w_1) : f32[2, 4, 8, 16] for "/qk"
+          %p_2 = MatMul(%x, %w_2) : f32[2, 4, 8, 16] for "/qk"
+          %m_1 = Mul(%p_1, %p_2) : f32[2, 4, 8, 16]
+          %s_1 = Softmax(%m_1) {axis=-1} : f32[2, 4, 8, 16]
+        }
+        """,
+    )
+
+
 def test_behind_a_reshape():
     """Its chain, and what followed the Gather, become one chain for each section; one that is not read is left out."""
     check(
