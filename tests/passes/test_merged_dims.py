@@ -201,7 +201,7 @@ def test_what_stays(why: str) -> None:
 
 OPS = (
     *("Add", "Where", "Relu", "Clip", "Cast", "MatMul", "Rows", "Gemm", "Softmax", "LayerNormalization", "Concat"),
-    "InstanceNormalization",
+    *("InstanceNormalization", "CumSum", "Max", "Sorted", "Halves", "LookUp", "Tile"),
 )
 
 
@@ -271,6 +271,36 @@ def _operator(draw: st.DrawFn, builder: Builder, value: Value, fresh: Any) -> Va
     if op == "InstanceNormalization" and rank > 2:
         return builder.op(op, [value, *(fresh(shape[1:2], False) for _ in range(2))], type=value.type)
     axis = draw(st.integers(-rank, rank - 1))
+    if op == "CumSum":
+        return builder.op(op, [value, builder.constant(np.int64(axis))], type=value.type)
+    if op == "Max":
+        axes = sorted({axis % rank, draw(st.integers(0, rank - 1))})
+        thin = TensorType(DType.F32, tuple(1 if dim in axes else size for dim, size in enumerate(shape)))
+        largest = builder.op("ReduceMax", [value, builder.constant(Ints(axes))], type=thin)
+        return builder.op("Sub", [value, largest], type=value.type)
+    if op == "Sorted":
+        count = builder.constant(Ints((shape[axis],)))
+        largest, places = builder.node("TopK", [value, count], {"axis": axis}, results=2).results
+        largest.type, places.type = value.type, TensorType(DType.I64, shape)
+        again = builder.op("GatherElements", [value, places], {"axis": axis}, type=value.type)
+        return builder.op("Add", [largest, again], type=value.type)
+    if op == "LookUp" and shape[-1] > 1:
+        last = rank - 1
+        where = builder.op("ArgMax", [value], {"axis": last, "keepdims": 0}, type=TensorType(DType.I64, shape[:-1]))
+        found = builder.op("Gather", [fresh((shape[-1], shape[-1]), False), where], type=value.type)
+        return builder.op("Add", [value, found], type=value.type)
+    if op == "Tile":
+        wide = TensorType(DType.F32, (*shape[: axis % rank], 2 * shape[axis], *shape[axis % rank + 1 :]))
+        twice = [1] * rank
+        twice[axis] = 2
+        tiled = builder.op(op, [value, builder.constant(Ints(twice))], type=wide)
+        ends = [builder.constant(Ints((number,))) for number in (0, shape[axis], axis)]
+        return builder.op("Slice", [tiled, *ends], type=value.type)
+    if op == "Halves" and shape[axis] % 2 == 0:
+        halves = builder.node("Split", [value], {"axis": axis, "num_outputs": 2}, results=2).results
+        for half in halves:
+            half.type = TensorType(DType.F32, (*shape[: axis % rank], shape[axis] // 2, *shape[axis % rank + 1 :]))
+        return builder.op("Concat", halves[::-1], {"axis": axis}, type=value.type)
     if op == "LayerNormalization":
         scale = fresh(shape[axis:], False)
         return builder.op(op, [value, scale], {"axis": axis}, type=value.type)
