@@ -18,11 +18,12 @@ class SimplifyLayout(Pass):
     """Replace chains of nodes that only move elements by shorter ones that say the same.
 
     Before: types are inferred. After: no chain of static Reshape, Transpose, Squeeze, Unsqueeze, Flatten and Identity
-    nodes is longer than it must be, and operators that treat dims one by one (elementwise, batched MatMul, Softmax ...)
-    work on the parts of a dim that was merged before them. Exporters merge batch and heads to one dim and split it
-    again behind attention; a cut of the heads cannot be told on the merged dim, and would have to be undone around it.
-    They write the norm of a group of channels as one of instances, over a dim of all its channels, rows and columns.
-    A GatherND whose first index counts the rows (`x[arange(batch), last]`) has them as batch dims, which may be cut.
+    nodes is longer than it must be, and operators that treat a dim's elements one by one, as their factor rule says,
+    work on the parts of a dim that was merged before them. What a Tile repeats is a dim of its own, merged behind it.
+    Exporters merge batch and heads to one dim and split it again behind attention; a cut of the heads cannot be told on
+    the merged dim, and would have to be undone around it. They write the norm of a group of channels as one of
+    instances, over a dim of all its channels, rows and columns. A GatherND whose first index counts the rows
+    (`x[arange(batch), last]`) has them as batch dims, which may be cut.
     Zeros that are put around the places of a convolution, and places that are cut off its result, are its pads.
     """
 
