@@ -334,7 +334,7 @@ _MICROSOFT: dict[str, DimsApart] = {
     **dict.fromkeys(("BiasGelu", "FastGelu", "MatMulNBits", "MatMulBnb4"), _ALIKE),
     **dict.fromkeys(("QLinearSigmoid", "QLinearLeakyRelu"), _ALIKE),
     **dict.fromkeys(("QLinearAdd", "QLinearMul"), DimsApart(data=(0, 3), broadcasts=0)),
-    **dict.fromkeys(("MatMulInteger16", "MatMulIntegerToFloat"), _PRODUCT),
+    "MatMulIntegerToFloat": _PRODUCT,
     "DynamicQuantizeMatMul": DimsApart(data=(0, 1), broadcasts=2, kinds=(Kind.REPLICATE,)),
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _SCALED),
     "QLinearSoftmax": DimsApart(_axis(-1)),

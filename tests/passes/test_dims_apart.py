@@ -1,7 +1,10 @@
 """Which operators simplify-layout lets work on the parts of a merged dim, and their numbers in ONNX Runtime."""
 
 import numpy as np
+import onnx
 import pytest
+
+import irpar
 
 from .golden import check, read, run_pipeline
 
@@ -24,7 +27,7 @@ CASES = {
     "Tile of features": ("o = Tile(m, t)", "16", "int64[2] t = {1, 2}"),
     "CumSum": ("o = CumSum(m, one)", "8", "int64 one = {1}"),
     "QuantizeLinear": (
-        "q = QuantizeLinear(m, s, z)  o = DequantizeLinear(q, s, z)", "8", "float s = {0.1}, int8 z = {1}"
+        "q = QuantizeLinear(m, s, z)  o = DequantizeLinear(q, s, z)", "8", "float s = {0.1}, uint8 z = {99}"
     ),
     "QuantizeLinear along the features": (
         "q = QuantizeLinear<axis = 1>(m, s, z)  o = DequantizeLinear<axis = -1>(q, s, z)",
@@ -39,7 +42,7 @@ CASES = {
     "QLinearMatMul": (
         "q = QuantizeLinear(m, s, z)  p = QLinearMatMul(q, s, z, w, s, z, s, z)  o = DequantizeLinear(p, s, z)",
         "2",
-        "float s = {0.1}, int8 z = {1}, int8[8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, -1, -2, -3, -4, -5, -6, -7, -8}",
+        "float s = {0.1}, uint8 z = {99}, uint8[8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 199, 2, 13, 4, 95, 6, 7, 8}",
     ),
     "Einsum": ('o = Einsum<equation = "nc, nc -> nc">(m, m)', "8", ""),
     "Einsum without its result": ('o = Einsum<equation = "bc,cd">(m, w)', "2", "float[8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}"),
@@ -63,18 +66,70 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+OPSET_12 = {
+    "ReduceMean by an attribute": ("o = ReduceMean<axes = [-1]>(m)", "1", ""),
+    "ReduceSum by an attribute": ("o = ReduceSum<axes = [1]>(m)", "1", ""),
+    "Softmax of all dims from an axis on": ("o = Softmax(m)", "8", ""),
+    "Split by an attribute": ("a, c = Split<axis = 1, split = [4, 4]>(m)  o = Mul(a, c)", "4", ""),
+    "QuantizeLinear without an axis": (
+        "q = QuantizeLinear(m, s, z)  o = DequantizeLinear(q, s, z)", "8", "float s = {0.1}, uint8 z = {99}"
+    ),
+}  # fmt: skip
+_QUANTIZED = "float s = {0.1}, int8 z = {1}"
+_WEIGHT = "int8[8, 2] w = {1, 2, 3, 4, 5, 6, 7, 8, -1, -2, -3, -4, -5, -6, -7, -8}"
+_QUANTIZE = "q = com.microsoft.QuantizeLinear(m, s, z) "
+_DEQUANTIZE = " o = com.microsoft.DequantizeLinear(p, s, z)"
+MICROSOFT = {
+    "FastGelu and QuickGelu": ("f = com.microsoft.FastGelu(m)  o = com.microsoft.QuickGelu(f)", "8", ""),
+    "QLinearAdd": (f"{_QUANTIZE} p = com.microsoft.QLinearAdd(q, s, z, q, s, z, s, z) {_DEQUANTIZE}", "8", _QUANTIZED),
+    "QLinearSigmoid": (f"{_QUANTIZE} p = com.microsoft.QLinearSigmoid(q, s, z, s, z) {_DEQUANTIZE}", "8", _QUANTIZED),
+    "QLinearSoftmax": (
+        f"{_QUANTIZE} p = com.microsoft.QLinearSoftmax<axis = 1, opset = 13>(q, s, z, t, u) {_DEQUANTIZE}",
+        "8",
+        f"{_QUANTIZED}, float t = {{0.00390625}}, int8 u = {{-128}}",
+    ),
+    "MatMulIntegerToFloat": (
+        "q, s, z = DynamicQuantizeLinear(m)  o = com.microsoft.MatMulIntegerToFloat(q, w, s, t, z)",
+        "2",
+        f"{_WEIGHT}, float t = {{0.1}}",
+    ),
+    "MatMulNBits": (
+        "o = com.microsoft.MatMulNBits<K = 8, N = 2, bits = 4, block_size = 16>(m, w, t)",
+        "2",
+        "uint8[2, 1, 8] w = {1, 32, 3, 64, 5, 96, 7, 128, 17, 34, 51, 68, 85, 102, 119, 136}, float[2] t = {0.1, 0.2}",
+    ),
+    "DynamicQuantizeMatMul": (
+        "o = com.microsoft.DynamicQuantizeMatMul(m, w, t)", "2", f"{_WEIGHT}, float t = {{0.1}}"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*CASES, *OPSET_12, *MICROSOFT])
 def test_numbers_stay(case, check_numbers):
     """And nothing is merged any more."""
-    body, features, constants = CASES[case]
+    inputs = {"x": np.random.default_rng(0).normal(size=(2, 3, 8)).astype(np.float32)}
+    module = check_numbers(_model(case), "infer-types,simplify-layout,dce", inputs)
+    assert not any(node.op_type == "Reshape" and not node.inputs[0].is_constant for node in module.graph)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_that_are_sharded_stay_where_they_are(case):
+    """Of two merged dims the second is sharded; the least and the greatest of dynamic quantisation are reduced."""
+    module = irpar.load(onnx.parser.parse_model(_model(case)))
+    irpar.annotate(module, {"x": [None, "tp", None]})
+    partition = irpar.partition(module, "tp=3")
+    assert partition.plan.totals["sent_bytes"] <= (20 if "Dynamic" in case else 0)
+    assert partition.verify().result == "equal"
+
+
+def _model(case):
+    body, features, constants = {**CASES, **OPSET_12, **MICROSOFT}[case]
+    opset = 12 if case in OPSET_12 else 21
     shape = ", ".join(filter(None, ("2", "3", features)))
     apart = f"int64[{len(shape.split(','))}] apart = {{{shape}}}"
-    text = f"""
-        <ir_version: 10, opset_import: ["" : 21]> g ({X}) => (float[{shape}] y)
+    return f"""
+        <ir_version: 10, opset_import: ["" : {opset}, "com.microsoft" : 1]> g ({X}) => (float[{shape}] y)
         <{", ".join(filter(None, (ROWS, apart, constants)))}> {{ m = Reshape(x, rows)  {body}  y = Reshape(o, apart) }}"""
-    inputs = {"x": np.random.default_rng(0).normal(size=(2, 3, 8)).astype(np.float32)}
-    module = check_numbers(text, "infer-types,simplify-layout,dce", inputs)
-    assert not any(node.op_type == "Reshape" and not node.inputs[0].is_constant for node in module.graph)
 
 
 def test_a_chain_of_them():
