@@ -20,7 +20,7 @@ def repeat_apart(node: Node, module: Module) -> list[Node]:
     Returns:
         The nodes that take its place; none where it stays, and of other operators.
     """
-    if node.identity != ("", "Tile") or node.strategy is not None or module.opsets[""] < _EXPAND_SINCE:
+    if node.identity != ("", "Tile") or node.strategy is not None or module.opsets.get("", 0) < _EXPAND_SINCE:
         return []
     data, repeats = node.inputs
     if repeats.data is None or not (has_elements(data) and has_elements(node.result)):

@@ -169,6 +169,20 @@ def test_a_chain_of_them():
     )
 
 
+def test_what_is_merged_is_summed_as_several_dims(check_numbers):
+    """A reduction and an equation can name them: each rank has a partial sum, of whichever it has a block."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 21]> g (float[2, 3, 8] x) => (float[1, 8] y, float[8, 8] z)
+        <int64[2] rows = {6, 8}, int64[1] first = {0}> {
+          m = Reshape(x, rows)  y = ReduceMean(m, first)  z = Einsum<equation = "nc,nd->cd">(m, m) }"""
+    inputs = {"x": np.random.default_rng(0).normal(size=(2, 3, 8)).astype(np.float32)}
+    module = check_numbers(text, "infer-types,simplify-layout,dce", inputs)
+    mean, merge, product = module.graph
+    assert [node.op_type for node in (mean, merge, product)] == ["ReduceMean", "Reshape", "Einsum"]
+    assert mean.result.shape == (1, 1, 8)
+    assert product.attributes["equation"] == "nac,nad->cd"
+
+
 def test_what_a_tile_repeats_is_a_dim_of_its_own():
     """As DeBERTa repeats the keys of positions for each row of the batch, beside queries of batch x heads."""
     check(
