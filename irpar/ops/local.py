@@ -39,11 +39,18 @@ def set_target(local: Node, index: int, target: Sequence[int], builder: Builder)
 
 
 def add_bias_once(local: Node, index: int, builder: Builder) -> None:
-    """Where the result is partial, let an operand, such as a bias, count once when devices reduce what they have."""
+    """Where the result is partial, let an operand, such as a bias, count once when devices reduce what they have.
+
+    It may be in parts too, over some of the axes.
+    """
     bias, sharding = operand(local, index), local.result.sharding
-    if bias is None or sharding is None or not sharding.partial:
+    if bias is None or sharding is None:
         return
-    once = first_only(bias, sharding.reduce, sharding.mesh, sharding.partial, builder, f"{bias.name}_once")
+    own = bias.sharding.partial if bias.sharding is not None else ()
+    axes = tuple(axis for axis in sharding.partial if axis not in own)
+    if not axes:
+        return
+    once = first_only(bias, sharding.reduce, sharding.mesh, axes, builder, f"{bias.name}_once")
     operands = list(local.operands)
     operands[index] = once
     local.set_operands(operands)

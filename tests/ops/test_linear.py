@@ -4,10 +4,15 @@ from collections.abc import Iterator
 from typing import get_args
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
+from onnx import numpy_helper
 
-from irpar.ir import DType, Graph, clone_node
+from irpar.ir import DType, Graph, Node, clone_node
+from irpar.onnx_io import to_module
 from irpar.ops.linear import carriers
+from irpar.pass_manager import PassManager
 from irpar.sharding import Reduction
 
 from .rule_proof import REDUCTIONS, Array, Constant, Sample, run
@@ -126,3 +131,56 @@ def test_nothing_linear_is_forgotten() -> None:
 def test_only_a_cast_that_keeps_every_number_carries(to: DType, sets: tuple) -> None:
     node = Sample("Cast", (np.zeros(3, np.float32),), {"to": to.value}).node
     assert carriers(node, "sum") == sets
+
+
+def product(gates: str, kind: str = "float") -> Node:
+    """The product of o and gates, as it is read from a model."""
+    made = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18]> g ({kind}[8, 8] o, {kind}[8, 8] x, bool[8, 8] m) '
+        f"=> ({kind}[8, 8] y) {{ {gates} y = Mul (o, g) }}"
+    )
+    dtype = np.float32 if kind == "float" else np.float16
+    numbers = {"one": np.asarray([1]), "half": dtype(0.5), "less": dtype(-1), "endless": dtype(np.inf)}
+    made.graph.initializer.extend(numpy_helper.from_array(np.asarray(n), name) for name, n in numbers.items())
+    module = to_module(made)
+    PassManager.parse("infer-types").run(module)
+    node = module.graph.outputs[0].node
+    assert node is not None
+    return node
+
+
+@pytest.mark.parametrize(
+    ("gates", "is_carried"),
+    [
+        ("g = Softmax (x)", True),
+        ("s = Sigmoid (x) g = Transpose <perm = [1, 0]> (s)", True),
+        ("g = Cast <to = 1> (m)", True),
+        ("s = Softmax (x) t = ReduceSum <keepdims = 1> (s, one) g = Div (s, t)", True),
+        ("s = Tanh (x) t = ReduceSum <keepdims = 1> (s, one) g = Div (s, t)", False),
+        ("t = ReduceSum <keepdims = 1> (x, one) g = Div (x, t)", False),
+        ("s = Softmax (x) t = ReduceSum <keepdims = 1> (x, one) g = Div (s, t)", False),
+        ("s = Softmax (x) t = ReduceSum <keepdims = 1> (s, one) u = Add (t, half) g = Div (s, u)", True),
+        ("s = Softmax (x) t = ReduceSum <keepdims = 1> (s, one) u = Add (t, less) g = Div (s, u)", False),
+        ("s = Softmax (x) t = ReduceSum <keepdims = 0> (s, one) g = Div (s, t)", False),
+        ("g = Exp (x)", False),
+        ("g = LogSoftmax (x)", False),
+        ("g = Relu (x)", False),
+        ("s = Softmax (x) g = Mul (s, half)", True),
+        ("s = Softmax (x) g = Mul (s, endless)", False),
+    ],
+)
+def test_parts_are_multiplied_with_what_is_finite(gates: str, is_carried: bool) -> None:
+    """Zero divided by zero is no number either way; a sum of numbers of both signs may be zero where they are not."""
+    assert ((0,) in carriers(product(gates), "sum")) == is_carried
+
+
+@pytest.mark.parametrize(("number", "is_carried"), [("half", True), ("endless", False)])
+def test_small_numbers_of_a_file_are_looked_at(number: str, is_carried: bool) -> None:
+    node = product("g = Identity (half)")
+    value = next(value for value in node.graph.constants if value.name == number)  # type: ignore[union-attr]
+    node.set_operand(1, value)
+    assert ((0,) in carriers(node, "sum")) == is_carried
+
+
+def test_f16_may_overflow_in_parts() -> None:
+    assert (0,) not in carriers(product("g = Softmax (x)", "float16"), "sum")
