@@ -493,7 +493,9 @@ class _Completion:
                 if len(needed) > 1:
                     break
             only = needed.pop() if len(needed) == 1 else None
-            value.sharding = only or Sharding.replicated(self.mesh, value.sharding.rank)
+            # What is added to parts becomes parts behind the constant.
+            is_whole = only is None or bool(only.partial)
+            value.sharding = Sharding.replicated(self.mesh, value.sharding.rank) if is_whole else only
 
     def _lift_constants(self) -> None:
         """Move sharded constants of bodies out to the outermost graph, which parts are written from."""

@@ -20,9 +20,9 @@ from irpar.analysis.completion.situation import Situation, costs_nothing
 from irpar.analysis.cost.model import IMPOSSIBLE, CostModel, Price
 from irpar.analysis.cost.network import BYTES, Network
 from irpar.ir import Node, Value
-from irpar.ops import Kind
+from irpar.ops import Kind, traits
 from irpar.ops.effects import is_compute
-from irpar.ops.linear import carriers
+from irpar.ops.linear import carriers, is_addend
 from irpar.sharding import Axis, Reduction, Sharding, are_disjoint
 
 from .choice_memory import AlikeNodes, Followed, Offers, alike_nodes, offers_of
@@ -109,6 +109,7 @@ class Chooser:
         self.free: dict[RuleView, tuple[bool, ...]] = {}
         self.offered: defaultdict[Value, dict[int, Sharding]] = defaultdict(dict)
         self.carried_on: dict[tuple[Value, Reduction], bool] = {}
+        self.less: dict[tuple[Value, Reduction], bool] = {}
         self.followed: dict[RuleView, Followed] = {}
         self.work = 1.0
         self.parts: set[Value] = set()
@@ -176,10 +177,15 @@ class Chooser:
                 for factor in view.project(tensor, lie.axes)
             }
             if any(view.rule.kinds[factor] is Kind.REDUCE for factor in wanted) or any(
-                self.parts.issuperset(node.operands[index] for index in operands)
-                for operands in carriers(node, view.rule.reduce)
+                self._could_be_parts(node, operands) for operands in carriers(node, view.rule.reduce)
             ):
                 self.parts.update(value for value in node.results if self._may_change(value))
+
+    def _could_be_parts(self, node: Node, operands: Iterable[int]) -> bool:
+        """Whether operands could be partial together, what is added to others at any time."""
+        values = [node.operands[index] for index in operands]
+        pending = [value for value in values if value in self.parts]
+        return bool(pending) and all(value in self.parts or is_addend(value) for value in values)
 
     # -- alternatives ---------------------------------------------------------------------------------------------
 
@@ -210,21 +216,38 @@ class Chooser:
         )
 
     def _is_carried_on(self, value: Value, reduce: Reduction) -> bool:
-        """Whether a reader of a value takes parts of it."""
+        """Whether a reader of a value takes parts of it, and lays them out anew or makes less of them in the end."""
         known = self.carried_on.get((value, reduce))
         if known is None:
-            known = self.carried_on[value, reduce] = self._finds_carrier(value, reduce)
+            takers = self._takers(value, reduce)
+            known = any(
+                traits(node).moves_elements or self._is_less(node, operands, reduce) for node, operands in takers
+            )
+            self.carried_on[value, reduce] = known
         return known
 
-    def _finds_carrier(self, value: Value, reduce: Reduction) -> bool:
-        if not self._may_change(value) or value in self.outputs:
-            return False
-        return value in self.parts and any(
-            index in operands and self.parts.issuperset(user.operands[other] for other in operands)
-            for user, index in value.uses
-            if user in self.views
-            for operands in carriers(user, reduce)
+    def _takers(self, value: Value, reduce: Reduction) -> Iterator[tuple[Node, tuple[int, ...]]]:
+        """The readers that take parts of a value, with all operands that are in parts then."""
+        if self._may_change(value) and value not in self.outputs and value in self.parts:
+            for node, index in value.uses:
+                for operands in carriers(node, reduce) if node in self.views else ():
+                    if index in operands and self._could_be_parts(node, operands):
+                        yield node, operands
+
+    def _is_less(self, node: Node, operands: Sequence[int], reduce: Reduction) -> bool:
+        """Whether a node adds several parts or makes less of them, or what follows does."""
+        parts = [value for index in operands if (value := node.operands[index]) in self.parts]
+        size = math.prod(parts[0].shape)
+        return len(parts) > 1 or any(
+            math.prod(value.shape) < size or self._becomes_less(value, reduce) for value in node.results
         )
+
+    def _becomes_less(self, value: Value, reduce: Reduction) -> bool:
+        known = self.less.get((value, reduce))
+        if known is None:
+            known = any(self._is_less(node, operands, reduce) for node, operands in self._takers(value, reduce))
+            self.less[value, reduce] = known
+        return known
 
     def _suggest(self, view: RuleView, offers: Offers) -> None:
         """Let the values of a node be sharded as ways to run it want them; said again it changes nothing."""
@@ -336,7 +359,8 @@ class Chooser:
             return
         for operands in carriers(view.node, state.reduce):
             if tensor in operands and all(
-                index == tensor or self._may_be(view.values[index], state) for index in operands
+                index == tensor or is_addend(value := view.values[index]) or self._may_be(value, state)
+                for index in operands
             ):
                 yield Carried(operands, state.partial, state.reduce)
 

@@ -25,7 +25,7 @@ from irpar.ops import (
     what_is_uncovered,
     why_replicated,
 )
-from irpar.ops.linear import carriers
+from irpar.ops.linear import carriers, is_addend
 from irpar.sharding import (
     Axis,
     Mesh,
@@ -590,14 +590,20 @@ class RuleView:
             found[known] = self.placement(factors) if is_clear else None
         return found[known]
 
-    def carriable(self, lies: Sequence[Sharding | None]) -> list[Carried]:
-        """The ways in which partial operands may stay partial, and last: none does."""
+    def carriable(self, lies: Sequence[Sharding | None], *, in_runs: bool = True) -> list[Carried]:
+        """The ways in which partial operands may stay partial, and last: none does.
+
+        With `in_runs` also what is worth it only where something smaller follows, and what is added to them may become
+        parts.
+        """
         found = [NOTHING]
         operands = lies[: self.operand_count]
         for reduce in dict.fromkeys(sharding.reduce for sharding in operands if sharding and sharding.partial):
-            for places in carriers(self.node, reduce):
-                pending = [lie.partial if (lie := operands[n]) and lie.reduce == reduce else () for n in places]
-                axes = tuple(axis for axis in pending[0] if all(axis in other for other in pending))
+            for places in carriers(self.node, reduce, in_runs=in_runs):
+                may_join = in_runs and len(places) > 1
+                of_parts = [n for n in places if not (may_join and is_addend(self.values[n]))]
+                pending = [lie.partial if (lie := operands[n]) and lie.reduce == reduce else () for n in of_parts]
+                axes = tuple(axis for axis in pending[0] if all(axis in other for other in pending)) if pending else ()
                 if axes:
                     found.insert(0, Carried(places, axes, reduce))
         return found

@@ -516,8 +516,9 @@ class Refinement:
                     lies[place] += [further.axes for further in sums.cut_further(sums.partial, value.shape)]
         joined = tuple(map(tuple, lies))
         given_lies = [self._read(value, given) if value else None for value in view.values]
+        in_runs = bool(now.carried.axes)  # Where parts go on by themselves, all that is behind them was in view.
         for way in view.ways:
-            options = itertools.product(way.joined(joined), way.carriable(given_lies))
+            options = itertools.product(way.joined(joined), way.carriable(given_lies, in_runs=in_runs))
             placements = (way.placement(factors, carried) for factors, carried in options)
             others = (found for found in placements if found and found not in seen)
             others = (found for found in others if situation.runs_as_said(node, found))

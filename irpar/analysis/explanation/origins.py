@@ -287,6 +287,8 @@ class _Origins:
         if holder is not None:
             return self._why_whole_at_boundary(value, holder)
         readers = [needs for _, lying in self._around(value) for other, needs in lying if other is value]
+        if any(needs.partial for needs in readers):
+            return Decision("not annotated, and counts once beside parts of a sum")
         if any(cutting_names(needs) for needs in readers):
             return Decision("not annotated, and its readers need it in different ways")
         return Decision("not annotated, and no reader needs a block of it")

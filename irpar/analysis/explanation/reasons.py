@@ -110,6 +110,10 @@ class Reasons:
         lies, needs = self._sides(node, value, value.sharding, needed)
         if self.placements[node].is_boundary:
             return f"{needs.text}; %{value.name} is sharded as {value.sharding}{lies.introduced}"
+        if needed.partial and not value.sharding.partial:
+            return (
+                f"{node.title} takes it beside parts over {', '.join(map(str, needed.partial))}, so that it counts once"
+            )
         way = f" as {needed}" if self.placements[node].rule is not None else ""
         found = f"%{value.name} is sharded as {value.sharding}{lies.introduced}"
         return f"{node.title} needs it{way}{needs.introduced}; {found}"
