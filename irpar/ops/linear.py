@@ -261,7 +261,7 @@ _BOUNDED = frozenset({"Erf", "HardSigmoid", "Sigmoid", "Softmax", "Softsign", "T
 
 _ORDINARY: dict[str, tuple[int | None, ...]] = {
     **dict.fromkeys(("Cast", "Neg", "Abs", "TopK", "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"), (0, 1)),
-    **dict.fromkeys(("Add", "Sub", "Mul", "Max", "Min", "Concat", "DequantizeLinear"), (None,)),
+    **dict.fromkeys(("Add", "Sub", "Mul", "DequantizeLinear"), (None,)),
     "Where": (1, 3),
     "OneHot": (2, 3),
 }

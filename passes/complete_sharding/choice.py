@@ -6,6 +6,7 @@ Propagation takes the first that comes. Here both are tried, for h and for all t
 moves decides (compare Alpa's intra-operator pass, Zheng et al., OSDI 2022, section 4).
 """
 
+import itertools
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -180,6 +181,11 @@ class Chooser:
                 self._could_be_parts(node, operands) for operands in carriers(node, view.rule.reduce)
             ):
                 self.parts.update(value for value in node.results if self._may_change(value))
+        # Readers first, so that long chains are not gone along from their beginnings.
+        reductions = {view.rule.reduce for node, view in self.views.items() if not self.parts.isdisjoint(node.results)}
+        for node in reversed(self.views):
+            for value, reduce in itertools.product(node.results, reductions):
+                self._becomes_less(value, reduce)
 
     def _could_be_parts(self, node: Node, operands: Iterable[int]) -> bool:
         """Whether operands could be partial together, what is added to others at any time."""
