@@ -6,7 +6,7 @@ y = Add(p, q)                                    : [8, 64] partial(sum: tp)     
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
@@ -61,6 +61,11 @@ def carriers(node: Node, reduce: Reduction, *, in_runs: bool = True) -> Carriers
         return ()
     finds = (_SUMS.get(node.op_type), _PRODUCTS.get(node.op_type) if in_runs else None)
     return tuple(dict.fromkeys(places for find in finds if find is not None for places in find(node)))
+
+
+def carrying(node: Node) -> Hashable:
+    """What of a node's operands says which of them may be partial: equal for nodes that carry the same parts on."""
+    return carriers(node, "sum"), tuple(map(is_addend, node.operands))
 
 
 def is_addend(value: Value | None) -> bool:

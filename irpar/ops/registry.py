@@ -10,6 +10,7 @@ from irpar.sharding import IrparError
 
 from .effects import redistributes
 from .facts import CannotTellError, data_of, refers_to_call
+from .linear import carrying
 from .local_programs.program import LocalProgram
 from .op_def import DEFINITIONS, Infer, OpDef, Rule, definition, traits
 from .rule import FactorRule, Kind
@@ -196,11 +197,14 @@ def _is_empty_list(value: Value) -> bool:
 
 
 def kind_of_rule(node: Node) -> Hashable | None:
-    """Equal for nodes that have the same rule, shapes and local program, if any; None where that is not known."""
+    """Equal for nodes that have the same rule, shapes and local program, if any, and that carry the same parts on.
+
+    None where that is not known.
+    """
     if node.callee is not None or node.identity not in _OWN:
         return None
     found, alike = definition(node), _likeness(node)
-    return None if found is None or alike is None else (node.identity, found.rule, alike)
+    return None if found is None or alike is None else (node.identity, found.rule, alike, carrying(node))
 
 
 def infers_by_operands(node: Node) -> bool:

@@ -166,3 +166,25 @@ def test_what_is_scattered_to_counts_once_beside_parts_over_several_axes() -> No
     kinds = {axis for each in partition.plan.collectives for axis in each["axes"]}
     assert kinds == {"dp", "tp"}
     assert partition.verify().result == "equal"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_gates_and_other_factors_of_their_shape(order: int) -> None:
+    """What is known of products with gates does not hold for those that look alike: one of the others is infinite."""
+    nodes = ["a = MatMul(s, o)", "b = MatMul(g, o)"][::order]
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+    g (float[16, 8, 32] x, float[16, 1, 8] g) => (float[16, 1, 32] a, float[16, 1, 32] b) {{
+      h = MatMul(x, w1)  r = Relu(h)  o = MatMul(r, w2)  s = Softmax(g)  {"  ".join(nodes)}
+    }}"""
+    random = np.random.default_rng(0)
+    made = onnx.parser.parse_model(text)
+    for name, shape in (("w1", (32, 64)), ("w2", (64, 32))):
+        made.graph.initializer.append(numpy_helper.from_array(random.normal(size=shape).astype(np.float32), name))
+    gates = random.normal(size=(16, 1, 8)).astype(np.float32)
+    gates[0, 0, 0] = -np.inf
+    inputs = {"x": random.normal(size=(16, 8, 32)).astype(np.float32), "g": gates}
+    expected = onnxruntime.InferenceSession(made.SerializeToString()).run(None, inputs)
+    module = irpar.load(made)
+    irpar.annotate(module, {"w1": [None, "tp"]})
+    for found, wanted in zip(irpar.partition(module, "tp=4").run(inputs).values(), expected, strict=True):
+        np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
