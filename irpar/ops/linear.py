@@ -65,6 +65,8 @@ def carriers(node: Node, reduce: Reduction, *, in_runs: bool = True) -> Carriers
 
 def carrying(node: Node) -> Hashable:
     """What of a node's operands says which of them may be partial: equal for nodes that carry the same parts on."""
+    if not all(value.is_static for value in (*node.inputs, *node.results)):
+        return None  # It has no rule, nor parts.
     return carriers(node, "sum"), tuple(map(is_addend, node.operands))
 
 
