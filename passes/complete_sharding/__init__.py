@@ -316,10 +316,13 @@ class _Completion:
         was, then = self._measured_with(old), self._measured_with(new)
         if then.sent >= was.sent or then.held > was.held:
             return False
+        is_less_work = then.work < _WORTH_LAUNCHES * was.work
+        if then.sent[1] > was.sent[1] and not is_less_work:
+            return False  # To refine both takes as long as all the rest.
         (amount, launches), (before, fewer) = self._refined_cost_with(new), self._refined_cost_with(old)
         if launches <= fewer:
             return amount < before
-        return amount < _WORTH_LAUNCHES * before and then.work < _WORTH_LAUNCHES * was.work
+        return is_less_work and amount < _WORTH_LAUNCHES * before
 
     def _measured_with(self, shardings: Mapping[Value, Sharding | None]) -> Measured:
         """What tells how values are sharded apart from other ways, with some values sharded so."""
