@@ -24,14 +24,15 @@ def microsoft(
     is_elementwise: bool = False,
     gradient: Gradient | None = None,
     decompose: Decompose | None = None,
+    runs_decomposed: bool = True,
 ) -> OpDef:
     """Define an operator of com.microsoft, the dtypes of whose results are known even where `infer` cannot tell sizes.
 
     So it runs replicated, where one whose results have no type at all would be refused.
 
     Args:
-        name, infer, rule, flops, localize, local_program, is_elementwise, gradient, decompose: see
-            `OpDef`.
+        name, infer, rule, flops, localize, local_program, is_elementwise, gradient, decompose,
+            runs_decomposed: see `OpDef`.
         dtypes: of all results; a number for an operand that has the dtype of each.
     """
 
@@ -54,5 +55,6 @@ def microsoft(
             is_elementwise=is_elementwise,
             gradient=gradient,
             decompose=decompose,
+            runs_decomposed=runs_decomposed,
         )
     )

@@ -99,6 +99,7 @@ class OpDef:
             entry for each operand. `zero` of `gradients/zero.py` where the derivative is zero wherever there is one.
         decompose: of an operator without `gradient`: writes what it computes in ONNX's own operators that have one,
             called as `decompose(node, writer)`; returns a value for each result. autodiff takes these in its place.
+        runs_decomposed: whether engines without a kernel of it compute these, too.
     """
 
     domain: str
@@ -125,6 +126,7 @@ class OpDef:
     waits: bool = False
     gradient: Gradient | None = None
     decompose: Decompose | None = None
+    runs_decomposed: bool = True
 
     @cached_property
     def is_compute(self) -> bool:

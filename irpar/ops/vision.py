@@ -218,4 +218,5 @@ def _cost_matrices(node: Node) -> int:
 
 
 define(OpDef("", "Det", _infer_det, rule_matrices, _cost_matrices, gradient=of_det))
-microsoft("Inverse", same_type, rule_matrices, _cost_matrices, decompose=decompose_inverse)
+# By cofactors, which takes far longer than elimination, and rounds more.
+microsoft("Inverse", same_type, rule_matrices, _cost_matrices, decompose=decompose_inverse, runs_decomposed=False)

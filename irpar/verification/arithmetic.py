@@ -53,6 +53,7 @@ class WideArrays(Arrays):
     """
 
     name = "numpy"
+    opens = False  # The original is judged by ONNX Runtime.
     has_constants = True
 
     def __init__(self, opsets: Mapping[str, int]) -> None:
@@ -144,6 +145,7 @@ class PlainArrays(Arrays):
     """
 
     name = "numpy"
+    opens = False
 
     def __init__(self, opsets: Mapping[str, int], threads: int = 0) -> None:
         settings = EngineSettings(opsets, 1, threads=threads)

@@ -34,10 +34,12 @@ class Arrays:
     Attributes:
         name: the engine's, for messages.
         is_host: whether what the device holds are numpy arrays, too.
+        opens: whether what no kernel computes is computed in ONNX's operators, where it can be said in these.
     """
 
     name = "numpy"
     is_host = True
+    opens = True
 
     def nodes(self, graph: Graph) -> tuple[Node, ...]:
         """The nodes of a nested graph or of a function's body, as they are computed."""

@@ -24,6 +24,7 @@ from irpar.sharding import option
 from .arena import with_states
 from .arrays import Arrays, Reads
 from .control_flow import CONTROL_FLOW, call
+from .opened import opened
 from .operation import Environment, Operation
 from .sequences import SEQUENCE_OPS
 
@@ -235,7 +236,8 @@ def _sequence_operation(node: Node, scope: Scope) -> Operation:
 def _kernel_operation(node: Node, scope: Scope) -> Operation:
     kernel = lookup(node.domain, node.op_type, node.version)
     if kernel is None:
-        return scope.arrays.without_kernel(node)
+        found = opened(node, scope) if scope.arrays.opens else None
+        return found or scope.arrays.without_kernel(node)
     try:
         attributes = scope.attributes(node)
     except TypeError as error:  # a graph, or a reference
