@@ -221,37 +221,94 @@ _QUANTIZED = "its cache is quantised"
 
 
 def decompose_grouped(node: Node, w: GradientWriter) -> list[Value]:
-    """Attention of groups of heads without a cache, each query of which sees the keys before it.
+    """Attention of groups of heads, each query of which sees the keys before it, those of a cache too.
 
     Raises:
-        NoGradientError: it has a cache, normalises its operands, or scores are a result.
+        NoGradientError: the cache is of a size that is found when the model runs, it normalises its operands, or scores
+            are a result.
         CannotTellError: the size of a head is not known.
     """
-    _refuse_operands(node, {3: _CACHE, 4: _CACHE, 12: _QUANTIZED, 13: _QUANTIZED, 14: _NORMS, 15: _NORMS, 16: _CACHE})
+    _refuse_operands(node, {12: _QUANTIZED, 13: _QUANTIZED, 14: _NORMS, 15: _NORMS, 16: _CACHE})
     if len(node.results) > 3:
         raise NoGradientError("because its scores are a result")
     heads, groups = int_attribute(node, "num_heads"), int_attribute(node, "kv_num_heads")
     q, k, v = _grouped_operands(node, heads, groups, w)
+    cache = _Cache.of(node, k, w)
+    rows = operand(node, 9)
+    if rows is None and cache is not None:
+        rows = cache.places
     if int_attribute(node, "do_rotary", 0):
-        q, k = (_turned_by_place(node, value, w) for value in (q, k))
+        q, k = (_turned_by_place(node, value, rows, w) for value in (q, k))
+    if cache is not None:
+        k, v = (cache.joined(needed(node, place), new, w) for place, new in ((3, k), (4, v)))
     of = _Scores(float_attribute(node, "scale", 0.0), float_attribute(node, "softcap", 0.0))
     bias, sink = operand(node, 10), operand(node, 11)
     if bias is not None:
         of.added.append(bias)
     last = w.reshape(w.cast(needed(node, 5), DType.I64), [-1, 1, 1, 1])
     of.seen.append(w.op("LessOrEqual", [places_of(k, 2, w), last]))
+    at = w.unsqueeze(places_of(q, 2, w), [1]) if cache is None else w.unsqueeze(cache.places, [1, 3])
     if int_attribute(node, "causal", 1):
-        of.seen.append(_earlier(q, k, w))
+        seen = _earlier(q, k, w) if cache is None else w.op("LessOrEqual", [places_of(k, 2, w), at])
+        of.seen.append(seen)
     window = int_attribute(node, "local_window_size", -1)
     if window >= 0:
-        first = w.op("Sub", [w.unsqueeze(places_of(q, 2, w), [1]), w.ints([window])])
-        of.seen.append(w.op("Greater", [places_of(k, 2, w), first]))
+        of.seen.append(w.op("Greater", [places_of(k, 2, w), w.op("Sub", [at, w.ints([window])])]))
     if sink is not None:
         of.sink = w.unsqueeze(sink, [1, 2])
     elif int_attribute(node, "smooth_softmax", 0) > 0:
         of.sink = w.number(0.0, q)
     results = [joined(_attend(q, k, v, of, w), w), k, v]
     return [_own(value, w) for value in results[: len(node.results)]]
+
+
+@dataclass(frozen=True)
+class _Cache:
+    """Keys and values of steps before, of which each row has a number of its own.
+
+    Attributes:
+        before: how many each row has: i64[batch].
+        places: of the new keys, which follow them: i64[batch, new].
+        count: places of the cache that goes on.
+    """
+
+    before: Value
+    places: Value
+    count: int
+
+    @staticmethod
+    def of(node: Node, new: Value, w: GradientWriter) -> "_Cache | None":
+        """That of a node; None where it has none.
+
+        Raises:
+            NoGradientError: a size is found when the model runs.
+        """
+        past = operand(node, 3)
+        if past is None:
+            return None
+        steps, held = w.dims(new)[2], w.dims(past)[2]
+        count = w.dims(node.results[1])[2] if len(node.results) > 1 else None
+        if not isinstance(steps, int) or not isinstance(held, int) or not isinstance(count, int) or count < held:
+            raise NoGradientError(f"because {_CACHE}")
+        known = w.op("Sub", [w.cast(needed(node, 5), DType.I64), w.ints([steps - 1])])
+        before = w.reshape(w.op("Max", [known, w.ints([0])]), [-1])
+        return _Cache(before, w.op("Add", [w.unsqueeze(before, [1]), w.ints(range(steps))]), count)
+
+    def joined(self, past: Value, new: Value, w: GradientWriter) -> Value:
+        """What a row had, what is new right behind it, and zeros."""
+        steps, held = w.dims(new)[2], w.dims(past)[2]
+        assert isinstance(steps, int)
+        assert isinstance(held, int)
+        if held < self.count:
+            past = w.pad(past, {2: (0, self.count - held)})
+        before = w.unsqueeze(self.before, [1, 2, 3])
+        place = w.constant(np.arange(self.count)[:, None], "places")
+        behind = w.op("Sub", [place, before])
+        nearest = w.op("Max", [w.op("Min", [behind, w.ints([steps - 1])]), w.ints([0])])
+        index = w.op("Expand", [nearest, w.shape_of(past)])
+        found = w.op("GatherElements", [new, index], {"axis": 2})
+        found = w.where(w.compare("Less", behind, steps), found, 0.0)
+        return w.where(w.compare("Less", behind, 0), past, found)
 
 
 def _grouped_operands(node: Node, heads: int, groups: int, w: GradientWriter) -> list[Value]:
@@ -268,9 +325,8 @@ def _grouped_operands(node: Node, heads: int, groups: int, w: GradientWriter) ->
     return [by_heads(part, count, w) for part, count in zip(parts, (heads, groups, groups), strict=True)]
 
 
-def _turned_by_place(node: Node, value: Value, w: GradientWriter) -> Value:
-    """Heads turned by angles of their places, which position ids name or which are counted from 0."""
-    ids = operand(node, 9)
+def _turned_by_place(node: Node, value: Value, ids: Value | None, w: GradientWriter) -> Value:
+    """Heads turned by angles of their places, which are given by row, or which are counted from 0."""
     cos, sin = needed(node, 7), needed(node, 8)
     rows = places_of(value, 2, w) if ids is None else ids
     cos, sin = (w.op("Gather", [table, rows], {"axis": 0}) for table in (cos, sin))

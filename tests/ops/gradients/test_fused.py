@@ -52,7 +52,7 @@ def _refused() -> Iterator[tuple[Sample, str]]:
     cache = (floats(1, 1, 3, 4), floats(1, 1, 3, 4))
     counts = (np.asarray([2], np.int32), np.asarray(3, np.int32))
     heads = {"num_heads": 2, "kv_num_heads": 1}
-    yield made("GroupQueryAttention", *rows, *cache, *counts, results=3, **heads), "its cache is as long as a length"
+    yield made("GroupQueryAttention", *rows, *cache, *counts, **heads), "its cache is as long as a length"
     starts = np.asarray([3, 2, 0, 1], np.int32)
     packed = (floats(2, 3, 4), floats(4, 12), floats(12))
     yield made("Attention", *packed, starts, num_heads=1), "its mask lists starts and ends"
