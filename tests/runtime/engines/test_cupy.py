@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -31,6 +32,7 @@ from tests.budget import every, pairs
 from tests.runtime.devices import strict_device
 from tests.runtime.programs import MLP, mlp_weights, module
 from tests.strict_device import STRICT, StrictArray
+from tests.test_microsoft_models import decoder
 from tests.training.programs import batch, classifier, same
 
 FAMILIES = [
@@ -174,6 +176,17 @@ def test_operators_without_a_kernel_run_alone_in_onnx_runtime() -> None:
         assert executor.notes == ("com.microsoft.Inverse runs on the host: irpar has no kernel of it (node /inverse)",)
     with strict_device(), pytest.raises(EngineError, match="irpar has no kernel of it"):
         Executor(loaded, Mesh({"x": 1}), engine="cupy", strict=True)
+
+
+def test_what_onnx_can_say_runs_on_the_device(tmp_path: Path) -> None:
+    """Weights of 4 bits, and attention of groups of heads behind a cache."""
+    partition = irpar.partition(irpar.load(decoder(tmp_path / "decoder.onnx")), {"tp": 1})
+    random = np.random.default_rng(0)
+    inputs = {spec["name"]: random.standard_normal(spec["shape"]).astype(np.float32) for spec in partition.plan.inputs}
+    expected = partition.executor("ort").run(inputs)
+    with strict_device(), partition.executor("cupy", strict=True) as executor:
+        for name, array in executor.run(inputs).items():
+            np.testing.assert_allclose(array, expected[name], 1e-3, 1e-3)
 
 
 def test_shapes_are_computed_without_waiting_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
