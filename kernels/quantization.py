@@ -98,9 +98,10 @@ def dequantize_linear(
 def dynamic_quantize_linear(xp: ArrayModule, x: Array) -> tuple[Array, Array, Array]:
     """Quantize to uint8 over the operand's own range, zero included; gives y, scale (1 where all is 0), zero point."""
     kind = x.dtype.type
-    least, greatest = x.min(initial=0), x.max(initial=0)
+    among = x if x.size else xp.zeros(1, x.dtype)
+    least, greatest = xp.minimum(among.min(), kind(0)), xp.maximum(among.max(), kind(0))
     scale = (greatest - least) / kind(255)
-    safe = xp.where(scale == 0, kind(1), scale)
+    safe = xp.where(scale == 0, kind(1), scale).astype(x.dtype, copy=False)
     zero_point = saturated(xp, xp.rint(-least / safe), np.dtype(np.uint8))
     y = saturated(xp, xp.rint(x / safe) + zero_point.astype(x.dtype), np.dtype(np.uint8))
     return y, safe, zero_point

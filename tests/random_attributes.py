@@ -193,11 +193,17 @@ ATTRIBUTES: dict[str, Draw] = {
 # -- changing a node --------------------------------------------------------------------------------------------------
 
 
+MEANINGLESS: frozenset[tuple[str, str, float]] = frozenset({("Celu", "alpha", 0.0)})
+"""What an operator divides by."""
+
+
 def _change_attributes(random: Random, node: _Node, known: Mapping[str, Any]) -> None:
     share = random.choice([0.0, 0.2, 0.5])
     for name in sorted(known):
         if name in ATTRIBUTES and random.random() < share:
-            node.attributes[name] = ATTRIBUTES[name](random, node)
+            value = ATTRIBUTES[name](random, node)
+            if not isinstance(value, float) or (node.op, name, value) not in MEANINGLESS:
+                node.attributes[name] = value
         elif name in node.attributes and not known[name].required and random.random() < 0.05:
             del node.attributes[name]
 
