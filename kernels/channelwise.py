@@ -177,6 +177,7 @@ def _by_pitch(x: Array, matrices: Array, windows: Windows, kept: Kept, y: Array)
     pitches, length = _pitches(x.shape, windows)
     steps = [d * pitch * x.itemsize for d, pitch in zip(windows.dilations, pitches, strict=True)]
     for images, groups, padded in blocks.padded_blocks(x, group, (depth + features) * length * x.itemsize, windows):
+        padded = np.ascontiguousarray(padded)  # Without pads it is the operand, which may be a block of a larger image.
         lead = padded.shape[:2]
         block = SCRATCH.array("columns", (*lead, *windows.kernel, length), x.dtype)
         view = (*padded.strides[:2], *steps, x.itemsize)

@@ -402,6 +402,8 @@ def softmax_temporaries(
 
 
 def _hardmax_of(xp: ArrayModule, x: Array, axis: int, out: Array | None = None) -> Array:
+    if not x.size:
+        return written(xp, xp.zeros_like(x), out)
     first = xp.expand_dims(xp.argmax(x, axis=axis), axis)
     places = xp.arange(x.shape[axis]).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
     return written(xp, (first == places).astype(x.dtype), out)

@@ -342,3 +342,38 @@ def test_constant_positions_of_a_file(tmp_path: Path) -> None:
 
 def _whys(partition: irpar.Partition) -> list[str]:
     return [entry["why"] for entry in partition.plan.replicated if "op" in entry]
+
+
+@pytest.mark.parametrize("group", [2, 3])
+def test_convolutions_of_one_channel_over_a_block_of_a_larger_image(group: int) -> None:
+    """What a device gets beside its neighbours' borders is a view, whose rows do not follow each other."""
+    inputs = {"x": floats(1, group, 3, 6)}
+    node = helper.make_node("Conv", ["x", "w"], ["y"], group=group, kernel_shape=[2, 2])
+    check(model_of([node], inputs, {"w": floats(group, 1, 2, 2)}), inputs, {"x": [None, None, None, "x"]})
+
+
+def test_hardmax_of_nothing() -> None:
+    inputs = {"x": floats(5, 0)}
+    check(model_of([helper.make_node("Hardmax", ["x"], ["y"])], inputs), inputs, {"x": ["x", None]})
+
+
+@pytest.mark.parametrize("has_points", [False, True])
+def test_scales_that_other_ranks_send(has_points: bool) -> None:
+    """With them ONNX Runtime's product that quantizes its data gives zeros."""
+    random = np.random.default_rng(3)
+    constants = {
+        "w": random.integers(0, 256, (4, 2, 16), dtype=np.uint8),
+        "s": random.uniform(0.01, 0.02, (4, 2)).astype(np.float32),
+    }
+    if has_points:
+        constants["z"] = random.integers(0, 256, (4, 1), dtype=np.uint8)
+    sizes = {"K": 64, "N": 4, "bits": 4, "block_size": 32, "accuracy_level": 4}
+    node = helper.make_node("MatMulNBits", ["x", *constants], ["y"], domain="com.microsoft", **sizes)
+    inputs = {"x": floats(4, 64)}
+    model = model_of([node], inputs, constants)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    module = to_module(model)
+    module.shard("s", [None, "x"])
+    module.shard("x", ["x", None])
+    found = irpar.partition(module, irpar.Mesh({"x": 2})).executor("ort").run(dict(inputs))
+    np.testing.assert_allclose(found["y"], original(model, inputs)[0], 0.05, 0.05)

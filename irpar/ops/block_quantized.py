@@ -76,7 +76,14 @@ def _rule_nbits(node: Node) -> FactorRule:
 
 
 def _localize_nbits(whole_node: Node, local: Node, builder: Builder) -> None:
-    """K and N are those of the block; the bias is added once."""
+    """K and N are those of the block; the bias is added once.
+
+    Of scales that other ranks send, ONNX Runtime makes zeros where it quantizes the data (accuracy_level 4) and packs
+    the weights ahead: then it computes in floats.
+    """
+    weights, *scales = local.operands[1:4]
+    if weights is not None and weights.is_constant and not all(value is None or value.is_constant for value in scales):
+        local.attributes.pop("accuracy_level", None)
     local.set_attribute("K", shape_of(local, 0)[-1])
     local.set_attribute("N", result_shape(local)[-1])
     add_bias_once(local, 5, builder)

@@ -188,3 +188,17 @@ def test_gates_and_other_factors_of_their_shape(order: int) -> None:
     irpar.annotate(module, {"w1": [None, "tp"]})
     for found, wanted in zip(irpar.partition(module, "tp=4").run(inputs).values(), expected, strict=True):
         np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
+
+
+def test_parts_through_many_diamonds_are_planned_in_no_time() -> None:
+    """As many ways lead back to the product as 2 to the power of the gates."""
+    gates = "  ".join(f"g{n} = Mul(y{n}, h)  y{n + 1} = Add(y{n}, g{n})" for n in range(60))
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+    g (float[4, 6] x, float[4, 4] s) => (float[4, 1] z) <int64[1] one = {{1}}> {{
+      h = Sigmoid(s)  y0 = MatMul(x, w)  {gates}  z = ReduceSum(y60, one)
+    }}"""
+    made = onnx.parser.parse_model(text)
+    made.graph.initializer.append(numpy_helper.from_array(np.ones((6, 4), np.float32), "w"))
+    module = irpar.load(made)
+    irpar.annotate(module, {"w": ["tp", None]})
+    assert irpar.partition(module, "tp=2").plan.totals["collectives"] == 1

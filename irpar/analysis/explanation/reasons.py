@@ -343,18 +343,17 @@ class Reasons:
 
     def _makers(self, node: Node) -> list[Node]:
         """The nodes whose partial results a node gives: itself, unless it carries those of its operands."""
-        found: dict[Node, None] = {}
-        waiting = [node]
-        while waiting:
-            step = waiting.pop(0)
+        found: list[Node] = []
+        waiting, seen = [node], {node}
+        for step in waiting:
             carried = self.placements[step].carried
             before = [operand.node for n in carried.operands if (operand := step.operands[n]) and operand.node]
             makers = [maker for maker in before if maker in self.placements]
-            if makers:
-                waiting.extend(makers)
-            else:
-                found[step] = None
-        return list(found)
+            if not makers:
+                found.append(step)
+            waiting += [maker for maker in dict.fromkeys(makers) if maker not in seen]
+            seen.update(makers)
+        return found
 
     def _cut_operands(self, node: Node) -> list[Value]:
         """The operands of which a reduced factor is sharded."""
