@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import onnx
@@ -51,6 +52,7 @@ def finish(before: onnx.ModelProto, model: onnx.ModelProto, version: int) -> Non
     """Mend what the converter made of a model of opset `version`, which `before` is."""
     if version < 11:
         _keep_names(before.graph, model.graph)
+        _keep_types(before, model.graph)
         constants = _constants(model.graph)
         for graph in reversed(list(_graphs(model.graph))):
             _keep_places(graph, version, constants)
@@ -63,6 +65,41 @@ def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
         for attribute in node.attribute:
             for nested in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                 yield from _graphs(nested)
+
+
+_OTHER_FLOATS: dict[int, "np.dtype[Any]"] = {
+    TensorProto.FLOAT16: np.dtype(np.float16),
+    TensorProto.DOUBLE: np.dtype(np.float64),
+}
+_NUMBERED = frozenset({"Clip", "Pad"})
+"""Operators of which the converter makes numbers, attributes before, to operands: of float32, whatever the data is."""
+
+
+def _keep_types(before: onnx.ModelProto, graph: onnx.GraphProto) -> None:
+    """Let numbers that were attributes have the type of the data beside them."""
+    numbered = [(inner, node) for inner in _graphs(graph) for node in inner.node if node.op_type in _NUMBERED]
+    types = _float_types(before) if numbered else {}
+    for inner, node in numbered if types else ():
+        made = {maker.output[0]: maker for maker in inner.node if maker.op_type == "Constant"}
+        dtype = types.get(node.input[0])
+        for name in node.input[1:]:
+            tensor = made[name].attribute[0].t if name in made else None
+            if dtype is not None and tensor is not None and tensor.data_type == TensorProto.FLOAT:
+                with np.errstate(over="ignore"):
+                    narrow = numpy_helper.to_array(tensor).astype(dtype)
+                tensor.CopyFrom(numpy_helper.from_array(narrow, tensor.name))
+
+
+def _float_types(model: onnx.ModelProto) -> dict[str, "np.dtype[Any]"]:
+    """The values of other floats than float32, as far as that is inferred."""
+    with suppress(onnx.shape_inference.InferenceError):
+        model = onnx.shape_inference.infer_shapes(model)
+    return {
+        value.name: _OTHER_FLOATS[value.type.tensor_type.elem_type]
+        for graph in _graphs(model.graph)
+        for value in (*graph.input, *graph.value_info, *graph.output)
+        if value.type.tensor_type.elem_type in _OTHER_FLOATS
+    }
 
 
 _REPLACED = {"Upsample": "Resize", "Scatter": "ScatterElements"}

@@ -3,9 +3,11 @@
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import irpar
 from irpar.onnx_io import OnnxError, to_module, to_proto
 from tests.conformance.cases import assert_close
 from tests.conformance.round_trips import run
@@ -156,3 +158,21 @@ def test_scan_with_sequence_lengths_is_refused() -> None:
 def test_results_keep_their_names(version: int, text: str) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 7, opset_import: ["": {version}]> {text}')
     assert {"y", "z"} <= {value.source_name for value in to_module(model).graph.values()}
+
+
+@pytest.mark.parametrize("version", [9, 10])
+@pytest.mark.parametrize(
+    "node", ["Clip<max=6.0, min=-0.5>(a)", 'Pad<mode="constant", pads=[0, 0, 1, 1], value=2.0>(a)']
+)
+def test_numbers_that_were_attributes_have_the_type_of_the_data(version: int, node: str) -> None:
+    """A ReLU6 of float16, as converters to 16 bits leave it in old models."""
+    made = onnx.parser.parse_model(
+        f'<ir_version: 4, opset_import: ["" : {version}]> '
+        f"g (float16[2, 4] x) => (float16[m, n] y) {{ a = Neg(x)  y = {node} }}"
+    )
+    x = np.linspace(-8, 8, 8, dtype=np.float16).reshape(2, 4)
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x})
+    (found,) = irpar.partition(to_module(made), {"x": 1}).run({"x": x}).values()
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, expected)
