@@ -27,6 +27,8 @@ from .spreading import spread_rows
 
 _WORTH_LAUNCHES = 0.8
 """Of what is sent and of what is computed: less than that is worth more collectives."""
+_MANY_MORE = 1.4
+"""Collectives of which no refinement makes fewer than there were."""
 
 
 @dataclass(frozen=True)
@@ -317,8 +319,8 @@ class _Completion:
         if then.sent >= was.sent or then.held > was.held:
             return False
         is_less_work = then.work < _WORTH_LAUNCHES * was.work
-        if then.sent[1] > was.sent[1] and not is_less_work:
-            return False  # To refine both takes as long as all the rest.
+        if then.sent[1] > _MANY_MORE * was.sent[1] and not is_less_work:
+            return False  # To refine both takes as long as all the rest, and leaves more as well.
         (amount, launches), (before, fewer) = self._refined_cost_with(new), self._refined_cost_with(old)
         if launches <= fewer:
             return amount < before
