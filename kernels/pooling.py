@@ -235,7 +235,7 @@ def _flat_places(xp: ArrayModule, winner: Array, shape: Ints, windows: Windows, 
     return (maps * math.prod(shape[2:]) + place).astype(np.int64)
 
 
-@kernel("MaxUnpool", since=9, temporaries=copies_of_strided(0, 1))
+@kernel("MaxUnpool", since=9, temporaries=together(copies_of_strided(0, 1), arrays_like(0, 0.5, 0)))
 def max_unpool(
     xp: ArrayModule,
     x: Array,
