@@ -14,7 +14,7 @@ from irpar.ops.collectives import is_planned, sent_bytes
 from irpar.ops.facts import int_attribute
 
 from .budget import SHARE, budget
-from .partition_runs import GROUPS, run_out, same
+from .partition_runs import GROUPS, may_run_out, run_out, same
 from .random_graphs import GraphMaker
 from .random_programs import Program, loaded, programs
 from .runtime.groups.mpi_libraries import find
@@ -140,8 +140,7 @@ def test_random_programs_in_processes(group: str, capfd: pytest.CaptureFixture[s
     @given(PROGRAMS, HOW)
     def check(program: Program, how: str) -> None:
         nonlocal merged
-        has_texts = any(array.dtype == object for array in program.inputs.values())  # A file of arrays has none.
-        if "ort" not in program.engines or program.mesh.size > 4 or has_texts:
+        if not may_run_out(program):
             return
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

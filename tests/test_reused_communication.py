@@ -24,7 +24,7 @@ from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 
 from .budget import budget
 from .command_line import Capture, call
-from .partition_runs import GROUPS, run_out, same
+from .partition_runs import GROUPS, may_run_out, run_out, same
 from .random_programs import Program, loaded, programs
 from .runtime.groups.mpi_libraries import find
 
@@ -123,8 +123,7 @@ def test_random_programs_in_processes(group: str, capfd: pytest.CaptureFixture[s
     )
     @given(programs(), TAKE)
     def check(program: Program, take: str) -> None:
-        has_texts = any(array.dtype == object for array in program.inputs.values())  # A file of arrays has none.
-        if "ort" not in program.engines or program.mesh.size > 4 or has_texts:
+        if not may_run_out(program):
             return
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

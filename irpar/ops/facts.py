@@ -6,9 +6,11 @@ Each reader raises `CannotTellError` where the node does not say; `define` turns
 from collections.abc import Iterable, Sequence
 
 from irpar.ir import (
+    ArrayTensor,
     Dim,
     DType,
     Ints,
+    LazyTensor,
     Node,
     RefAttribute,
     Shape,
@@ -82,6 +84,17 @@ def text_attribute(node: Node, name: str, default: str = "") -> str:
 def refers_to_call(node: Node) -> bool:
     """True where an attribute stands for an attribute of a call, so that the node is not fully known."""
     return any(isinstance(value, RefAttribute) for value in node.attributes.values())
+
+
+def is_told(node: Node) -> bool:
+    """True where all operands and results are tensors of known types, and no attribute stands for one of a call."""
+    types = (tensor_type(value.type) for value in (*node.inputs, *node.results))
+    return not refers_to_call(node) and None not in types
+
+
+def is_at_hand(data: Tensor | None, most: int) -> bool:
+    """True for at most so many numbers, no strings, that are in memory: no file is read for them."""
+    return isinstance(data, ArrayTensor | LazyTensor) and data.dtype is not DType.STR and data.size <= most
 
 
 def operand(node: Node, index: int) -> Value | None:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Hashable
 
 import numpy as np
 
-from irpar.ir import ArrayTensor, DType, LazyTensor, Node, Value
+from irpar.ir import DType, LazyTensor, Node, Value
 from irpar.sharding import Reduction
 
-from .effects import is_collective
-from .facts import int_attribute, operand, text_attribute
+from .facts import int_attribute, is_at_hand, operand, origin_of, text_attribute
 from .op_def import traits
 
 Carriers = tuple[tuple[int, ...], ...]
@@ -166,7 +165,7 @@ def _is_ordinary(value: Value | None, back: int, *, may_be_weights: bool) -> boo
     """
     if value is None:
         return False
-    value = _moved_from(value)
+    value = origin_of(value)
     if not value.dtype.is_float:
         return value.dtype is DType.BOOL or value.dtype.is_integer
     if value.is_constant:
@@ -185,12 +184,12 @@ def _is_share(node: Node, back: int) -> bool:
     """Whether a node divides numbers, none of which is below zero, by what they add up to: 0 / 0 is no number."""
     if node.op_type != "Div":
         return False
-    shared, total = map(_moved_from, node.inputs)
+    shared, total = map(origin_of, node.inputs)
     while (maker := total.node) is not None and _adds_little(maker):
-        total = _moved_from(maker.inputs[0])
+        total = origin_of(maker.inputs[0])
     if maker is None or maker.domain or maker.op_type != "ReduceSum" or not int_attribute(maker, "keepdims", 1):
         return False
-    return _moved_from(maker.inputs[0]) is shared and _is_no_less_than_zero(shared, back)
+    return origin_of(maker.inputs[0]) is shared and _is_no_less_than_zero(shared, back)
 
 
 def _adds_little(node: Node) -> bool:
@@ -203,15 +202,8 @@ def _adds_little(node: Node) -> bool:
     return node.op_type == "Expand" or operand(node, 2) is None
 
 
-def _moved_from(value: Value) -> Value:
-    """What a value was before it was moved: what is known of the whole graph holds behind insert-redistribution too."""
-    while value.node is not None and is_collective(value.node):
-        value = value.node.inputs[0]
-    return value
-
-
 def _is_no_less_than_zero(value: Value, back: int) -> bool:
-    node = _moved_from(value).node
+    node = origin_of(value).node
     if node is None or node.domain or not back:
         return False
     if node.op_type in ("Softmax", "Sigmoid"):
@@ -252,10 +244,8 @@ def _is_finite(value: Value | None, *, may_be_zero: bool = True) -> bool:
 
 def _is_at_hand(value: Value) -> bool:
     """Whether a constant has few numbers, in memory or out of the model as it was parsed."""
-    if value.data is None or value.dtype is DType.STR:
-        return False
-    data = value.data.base  # All of it, so that a block says what it did.
-    return isinstance(data, (ArrayTensor, LazyTensor)) and data.size <= _MOST_ELEMENTS
+    # All of it, so that a block says what it did.
+    return value.data is not None and is_at_hand(value.data.base, _MOST_ELEMENTS)
 
 
 _ELEMENTWISE = frozenset({"Cast", "Div", "Identity", "Mul", "Neg"})

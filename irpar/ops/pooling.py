@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from irpar.ir import ArrayTensor, Builder, Dim, DType, LazyTensor, Node, TensorType, Type, Value
+from irpar.ir import Builder, Dim, DType, Node, TensorType, Type, Value
 from irpar.sharding import Reduction
 
 from .convolution import window_sizes
@@ -16,6 +16,7 @@ from .facts import (
     dims_of,
     ints_attribute,
     ints_operand,
+    is_at_hand,
     needed,
     operand,
     origin_of,
@@ -236,7 +237,7 @@ def _stay_in_their_maps(positions: Value, places: int) -> bool:
     origin = origin_of(positions)
     if origin.node is not None:
         return origin.node.identity == ("", "MaxPool") and prod(shape_of(origin.node, 0)[2:]) == places
-    if not isinstance(origin.data, ArrayTensor | LazyTensor) or not 0 < origin.data.size <= _MOST_READ:
+    if origin.data is None or not origin.data.size or not is_at_hand(origin.data, _MOST_READ):
         return False
     maps = origin.data.numpy().reshape(prod(origin.shape[:2]), -1) // places
     return bool((maps == np.arange(len(maps))[:, None]).all())

@@ -5,11 +5,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from irpar.ir import ArrayTensor, DType, Ints, LazyTensor, Node, Tensor, Type, Value, tensor_type
+from irpar.ir import DType, Ints, Node, Tensor, Type, Value, tensor_type
 from irpar.sharding import IrparError
 
 from .effects import redistributes
-from .facts import CannotTellError, data_of, refers_to_call
+from .facts import CannotTellError, data_of, is_at_hand, refers_to_call
 from .linear import carrying
 from .local_programs.program import LocalProgram
 from .op_def import DEFINITIONS, Infer, OpDef, Rule, definition, traits
@@ -165,8 +165,7 @@ def _told(data: Tensor, node: Node) -> Hashable | None:
     """
     if not data.dtype.is_index and data.dtype is not DType.STR and data.size > _rank_of_result(node):
         return data.shape
-    is_at_hand = isinstance(data, (ArrayTensor, LazyTensor)) and data.dtype is not DType.STR
-    return (data.shape, data.raw()) if is_at_hand and data.size <= _MOST_ELEMENTS else None
+    return (data.shape, data.raw()) if is_at_hand(data, _MOST_ELEMENTS) else None
 
 
 def _rank_of_result(node: Node) -> float:

@@ -7,13 +7,15 @@ z = GatherND(x : [4, 6, 8], i : [4, 2]) : [4, 8]    z = GatherND(x, last) {batch
 from irpar.ir import Builder, Module, Node
 from irpar.ops.block_indices import counted_dims, without_columns
 
+from .merged_dims import has_elements
+
 
 def index_by_rows(node: Node, module: Module) -> bool:
     """Let a GatherND index row by row what its indices count row by row; False where there is nothing to do."""
     if (
         node.identity != ("", "GatherND")
         or node.strategy is not None
-        or not all(value.is_static and 0 not in value.shape for value in (*node.inputs, node.result))
+        or not all(map(has_elements, (*node.inputs, node.result)))
     ):
         return False
     data, index = node.inputs

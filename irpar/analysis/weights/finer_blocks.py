@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from irpar.ir import DType, LazyTensor, Module, Node, Tensor, Value, joined_tensor, with_dim
-from irpar.ops.facts import int_attribute
+from irpar.ops.facts import int_attribute, operand
+from irpar.ops.microsoft import DOMAIN
 from irpar.sharding import Sharding
 
 from .writer import constant_like, stand_for
 
-LEAST_BLOCK = 16
+_LEAST_BLOCK = 16
 """Of MatMulNBits; ONNX Runtime takes powers of two from there on."""
 _INT8_DATA = 4
 """The accuracy_level with which ONNX Runtime quantizes the data of a product, too."""
@@ -94,7 +95,7 @@ def _parts(node: Node, blocks: _Blocks, lies: Mapping[Value, Sharding]) -> set[i
 
 
 def _blocks(node: Node) -> _Blocks | None:
-    if node.identity == ("com.microsoft", "MatMulNBits"):
+    if node.identity == (DOMAIN, "MatMulNBits"):
         return _of_product(node)
     if node.op_type == "DequantizeLinear":
         return _of_dequantized(node)
@@ -103,11 +104,10 @@ def _blocks(node: Node) -> _Blocks | None:
 
 def _of_product(node: Node) -> _Blocks | None:
     size, bits = int_attribute(node, "block_size"), int_attribute(node, "bits", 4)
-    has_own_order = len(node.operands) > 4 and node.operands[4] is not None
-    is_plain = not has_own_order and not int_attribute(node, "weight_prepacked", 0)
+    is_plain = operand(node, 4) is None and not int_attribute(node, "weight_prepacked", 0)
     if not is_plain or int_attribute(node, "accuracy_level", 0) == _INT8_DATA or 8 % bits:
         return None
-    points = node.operands[3] if len(node.operands) > 3 else None
+    points = operand(node, 3)
     is_packed = points is not None and points.dtype is DType.U8
     shapes = [None if value is None else value.shape for value in node.operands[1:4]]
     columns, count = int_attribute(node, "N"), int_attribute(node, "K") // size
@@ -117,7 +117,7 @@ def _of_product(node: Node) -> _Blocks | None:
     if points is not None and points.shape != (columns, in_bytes):
         return None
     scales = (2,) if points is None or is_packed else (2, 3)
-    return _Blocks(1, size, 8 // bits if is_packed else 1, scales, 1, 3 if is_packed else None, LEAST_BLOCK)
+    return _Blocks(1, size, 8 // bits if is_packed else 1, scales, 1, 3 if is_packed else None, _LEAST_BLOCK)
 
 
 def _of_dequantized(node: Node) -> _Blocks | None:

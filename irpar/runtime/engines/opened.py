@@ -6,9 +6,9 @@ differentiates them (`OpDef.decompose`) also says how engines without ONNX Runti
 
 from typing import TYPE_CHECKING, Any
 
-from irpar.ir import Graph, Node, RefAttribute, Tensor, Value, tensor_type
+from irpar.ir import Graph, Node, Tensor, Value
 from irpar.ops import definition
-from irpar.ops.facts import CannotTellError, replicated_data
+from irpar.ops.facts import CannotTellError, is_told, replicated_data
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
 
 from .operation import Environment, Operation
@@ -46,7 +46,7 @@ def _read(value: Value) -> Tensor | None:
 def _in_parts(node: Node) -> Graph | None:
     """A graph of ONNX's operators from the operands of a node, but for small constants, to its results."""
     known = definition(node)
-    if known is None or known.decompose is None or not known.runs_decomposed or not _is_told(node):
+    if known is None or known.decompose is None or not known.runs_decomposed or not is_told(node):
         return None
     graph = Graph(f"{node.op_type} in parts")
     inside: dict[Value, Value] = {}
@@ -67,9 +67,3 @@ def _in_parts(node: Node) -> Graph | None:
     graph.set_outputs(made)
     alone.erase()
     return graph
-
-
-def _is_told(node: Node) -> bool:
-    """Whether all types of a node are known, and its attributes."""
-    has_references = any(isinstance(value, RefAttribute) for value in node.attributes.values())
-    return not has_references and all(tensor_type(value.type) is not None for value in (*node.inputs, *node.results))

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from irpar.ir import Node, RefAttribute, tensor_type
+from irpar.ir import Node
+from irpar.ops.facts import is_told
 from irpar.output.parts import Part
 from irpar.runtime.errors import EngineError
 from irpar.runtime.instructions import Segment
@@ -51,9 +52,7 @@ def _check(node: Node) -> None:
     Raises:
         EngineError: the node reads more than its operands, or nobody knows their dtypes.
     """
-    is_typed = all(tensor_type(value.type) is not None for value in (*node.inputs, *node.results))
-    has_references = any(isinstance(value, RefAttribute) for value in node.attributes.values())
-    if not is_typed or has_references or next(iter(node.nested_graphs()), None) is not None:
+    if not is_told(node) or next(iter(node.nested_graphs()), None) is not None:
         raise EngineError(
             f"irpar has no kernel for {node.operator}, opset {node.version}, and cannot run it alone in ONNX Runtime",
             where=f"node {node.label}",
