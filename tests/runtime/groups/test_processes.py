@@ -201,6 +201,20 @@ def test_again_and_again_the_same_comes_out(ranks: Ranks, program: Any, layout: 
     check_program(ranks, program, layout=layout, times=4)
 
 
+@pytest.mark.parametrize("layout", [LAID, *CROWDED], ids=str)
+def test_a_member_that_came_early_without_a_slot(ranks: Ranks, layout: SegmentLayout) -> None:
+    """Its parts came while another's slot was waited for, before the collective was known to be under way."""
+    first, second = (Axis("a"),), (Axis("b"),)
+    number, rows, many = np.ones((), np.float32), np.ones(3, np.float32), np.ones((24, 3), np.int32)
+    listed = [
+        (Collective("AllReduce", 0, second), number),
+        (Collective("AllGather", 1, first), rows),
+        (Collective("AllReduce", 2, first), number),
+        (Collective("AllReduce", 3, (*first, *second)), many),
+    ]
+    check_program(ranks, (SQUARE, [[each] * 4 for each in listed], None), layout=layout, times=4)
+
+
 @pytest.mark.parametrize("layout", [None, SCARCE], ids=["slots for all", "scarce slots"])
 @pytest.mark.parametrize("mesh", [SQUARE, LINE], ids=str)
 def test_all_kinds_on_all_dtypes_again(ranks: Ranks, mesh: Mesh, layout: SegmentLayout | None) -> None:

@@ -91,8 +91,11 @@ class QuickReduction:
         self._offer(self._first, slot, numbers)
         came: list[_Came] = []
         for lane, _ in self._peers:
-            early = self._early(lane, numbers) if traffic.early else None
-            if early is not None:
+            place = lane.peer, numbers.get(lane.peer, lane.begun)
+            if place in traffic.early:
+                early = self._early(place)
+                if early is None:  # Nothing else tells of it any more, and what it sends next is for a transfer.
+                    return self._finish(partial(self._meet_rest, call, slot, numbers, came, None))
                 came.append((lane, early, 0))
                 continue
             found = next_of(OFFER, lane, traffic)
@@ -118,11 +121,10 @@ class QuickReduction:
         traffic.look_first_at_last(self._peers)
         return whole
 
-    def _early(self, lane: Lane, numbers: dict[int, int]) -> int | None:
-        """The slot of a member that came before this one; None where it did not, or brought something else."""
-        place = lane.peer, numbers.get(lane.peer, lane.begun)
-        theirs, offered = self._traffic.early.get(place, (NOWHERE, b""))
-        if theirs == NOWHERE or offered != self._agreed.get(lane.peer):
+    def _early(self, place: tuple[int, int]) -> int | None:
+        """The slot of a member that came before this one; None where it laid nothing, or brought something else."""
+        theirs, offered = self._traffic.early[place]
+        if theirs == NOWHERE or offered != self._agreed.get(place[0]):
             return None
         del self._traffic.early[place]
         return theirs
