@@ -115,8 +115,9 @@ def calls(operator: str, is_half: bool = False, is_strided: bool = False) -> Ite
         attributes = {name: plain_attribute(value) for name, value in sample.node.attributes.items()}
         if is_half:
             sample = replace(sample, operands=tuple(map(in_half, sample.operands)))
+        growing = {Kind.PASS, Kind.REDUCE}.intersection(rule.kinds) or set(rule.kinds)
         for factor, kind in enumerate(rule.kinds):
-            operands = grown(sample, rule, factor) if kind in (Kind.PASS, Kind.REDUCE) else None
+            operands = grown(sample, rule, factor) if kind in growing else None
             if operands is None:
                 continue
             operands = in_columns(operands, sample) if is_strided else operands
