@@ -73,7 +73,8 @@ def squeeze(m: GraphMaker) -> None:
 
 def unsqueeze(m: GraphMaker) -> None:
     data = m.tensor(most=4, dtypes=ANY)
-    axes = [axis for axis in range(len(data.shape) + 1) if m.number(0, 2) == 0] or [m.number(-1, 0)]
+    least = -1 if m.opset >= 11 else 0  # ONNX counts none from the end before, and infers another shape.
+    axes = [axis for axis in range(len(data.shape) + 1) if m.number(0, 2) == 0] or [max(m.number(-1, 0), least)]
     with_axes(m, "Unsqueeze", data, axes, 13)
 
 
