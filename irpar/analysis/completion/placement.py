@@ -5,6 +5,7 @@ factors: i over dp, k over tp                      needs x [@dp, _], w [_, @tp];
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -566,6 +567,8 @@ class RuleView:
             [tuple(choices[0] for choices in self.suggested((*none[:at], axes, *none[at + 1 :]))) for axes in ways]
             for at, ways in enumerate(lies)
         ]
+        # A third value that suggests what two others do adds nothing; a sum of many operands has hundreds.
+        alone = [alone[at] for at in _up_to_two_of_each(alone)]
         for at, ways in enumerate(alone):
             for factors in ways:
                 yield factors
@@ -607,6 +610,15 @@ class RuleView:
                 if axes:
                     found.insert(0, Carried(places, axes, reduce))
         return found
+
+
+def _up_to_two_of_each(items: Sequence[Sequence[FactorAxes]]) -> Iterator[int]:
+    """The places of the first two of equal items."""
+    seen = Counter[tuple[FactorAxes, ...]]()
+    for at, item in enumerate(map(tuple, items)):
+        seen[item] += 1
+        if seen[item] <= 2:
+            yield at
 
 
 def _common(a: Axes, b: Axes) -> Axes:
