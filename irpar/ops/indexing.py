@@ -36,7 +36,7 @@ from .facts import (
 from .gradients import indexing as gradients
 from .local import add_bias_once, typed_like
 from .local_programs.shape import COMPRESS, chosen
-from .neutral import neutral
+from .neutral import COMBINED, neutral
 from .op_def import OpDef
 from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, whole
@@ -48,26 +48,6 @@ _CHOSEN_AS: dict[DType, DType] = {
     **dict.fromkeys((DType.U32, DType.U64), DType.I64),
 }
 """Integers of which not every engine has a Where: what is chosen between is wider, and narrow again when it is sent."""
-
-COMBINED: dict[DType, Reduction] = {
-    DType.F16: "sum",
-    DType.BF16: "sum",
-    DType.F32: "sum",
-    DType.F64: "sum",
-    DType.I32: "sum",
-    DType.I64: "sum",
-    DType.I8: "sum",
-    DType.U8: "sum",
-    DType.I16: "sum",
-    DType.U16: "sum",
-    DType.U32: "sum",
-    DType.U64: "sum",
-    DType.BOOL: "or",
-}
-"""Element types of which blocks of rows can be gathered apart, and how zeros and rows combine.
-
-Others have no kernels in ONNX Runtime (integers of 4 bits), or nothing to combine them with (strings).
-"""
 
 
 def _infer_gather(node: Node) -> Sequence[Type]:

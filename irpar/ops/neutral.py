@@ -11,6 +11,26 @@ from irpar.sharding import Axis, Mesh, Reduction
 
 from .coords import block_index
 
+COMBINED: dict[DType, Reduction] = {
+    DType.F16: "sum",
+    DType.BF16: "sum",
+    DType.F32: "sum",
+    DType.F64: "sum",
+    DType.I32: "sum",
+    DType.I64: "sum",
+    DType.I8: "sum",
+    DType.U8: "sum",
+    DType.I16: "sum",
+    DType.U16: "sum",
+    DType.U32: "sum",
+    DType.U64: "sum",
+    DType.BOOL: "or",
+}
+"""Element types of which blocks of rows can be taken apart, and how zeros and rows combine.
+
+Others have no kernels in ONNX Runtime (integers of 4 bits), or nothing to combine them with (strings).
+"""
+
 
 def neutral(reduce: Reduction, dtype: DType) -> "np.ndarray[Any, Any]":
     """The element of a type that changes nothing in a reduction, as an array without dims.

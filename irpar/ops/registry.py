@@ -263,7 +263,7 @@ def program_factors(node: Node, rule: FactorRule, program: LocalProgram | None) 
     """The factors along which the rule's local program works: those that it needs whole may be sharded all the same."""
     if program is None:
         return frozenset()
-    standing = [factor for dim in _dims(program, node) or () for factor in rule.operands[program.operand][dim]]
+    standing = [factor for dim in _dims(program, node) or () for factor in rule.operands[program.operand_of(node)][dim]]
     return frozenset(factor for factor in standing if rule.kinds[factor] is not Kind.PASS)
 
 

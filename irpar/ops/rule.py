@@ -219,22 +219,37 @@ def _broadcast_rule(shapes: tuple[tuple[int, ...] | None, ...], result: tuple[in
     return rule.done(operands, [factors] * results)
 
 
-def moving_rule(shapes: Sequence[Sequence[int] | None], result: Sequence[int], changed: Container[int]) -> FactorRule:
+def moving_rule(
+    shapes: Sequence[Sequence[int] | None],
+    result: Sequence[int],
+    changed: Container[int],
+    few: Container[int] = (),
+    reduce: Reduction = "sum",
+) -> FactorRule:
     """The rule of an op that keeps the dims of its first operand but for some, along which elements move.
 
     Args:
         shapes: of the operands; all but the first are whole.
         result: its shape.
         changed: the dims along which elements of a block may come from other blocks.
+        few: those of these that the result has in full, each device giving what it has of them.
+        reduce: how such parts combine.
     """
     rule = RuleBuilder()
     (data, *others) = shapes
     assert data is not None
     dims = [
-        rule.dims([max(size, after)], Kind.PERMUTE if dim in changed else Kind.PASS)[0]
+        rule.dims([max(size, after)], _kind_of_moving(dim, changed, few))[0]
         for dim, (size, after) in enumerate(zip(data, result, strict=True))
     ]
-    return rule.done([dims, *(() if other is None else whole(len(other)) for other in others)], [dims])
+    results = [() if dim in few else factors for dim, factors in enumerate(dims)]
+    return rule.done([dims, *(() if other is None else whole(len(other)) for other in others)], [results], reduce)
+
+
+def _kind_of_moving(dim: int, changed: Container[int], few: Container[int]) -> Kind:
+    if dim in few:
+        return Kind.REDUCE
+    return Kind.PERMUTE if dim in changed else Kind.PASS
 
 
 def reshape_factors(

@@ -30,7 +30,8 @@ from .gradients import shape as gradients
 from .gradients.writer import GradientWriter, Of
 from .listed_sizes import listed_sizes, target_sizes
 from .local import set_target, typed_like
-from .local_programs.shape import CONCAT, PAD, SLICE, SPLIT, TILE, pads_of, slices
+from .local_programs.shape import CONCAT, PAD, SLICE, SPLIT, TILE, full_pieces, pads_of, slices, taken_in_full
+from .neutral import COMBINED
 from .op_def import OpDef
 from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, reshape_factors, whole
@@ -197,22 +198,25 @@ def _known(dims: Sequence[Dim]) -> Dim:
 
 
 def _rule_concat(node: Node) -> FactorRule:
-    """Along the axis elements move to other blocks, the other dims pass."""
-    return _rule_along(node, axis_attribute(node, len(result_shape(node))))
-
-
-def _rule_along(node: Node, axis: int) -> FactorRule:
-    """Operands and results of one shape but for the axis; vectors that say how to cut are whole."""
-    rule = RuleBuilder()
+    """Along the axis elements move to other blocks, and pieces of few are in full; the other dims pass."""
     shape = result_shape(node)
-    length = max(value.shape[axis] for value in (*node.inputs[:1], *node.results))
-    dims: list[DimFactors] = [
-        (rule.factor(length, Kind.PERMUTE),) if dim == axis else rule.dims([size])[0] for dim, size in enumerate(shape)
+    axis = axis_attribute(node, len(shape))
+    rule, dims = _factors_along(shape, axis, shape[axis], Kind.PERMUTE)
+    pieces = full_pieces([shape_of(node, place)[axis] for place in range(len(node.operands))])
+    return rule.done([_piece(dims, axis, is_full) for is_full in pieces], [dims])
+
+
+def _factors_along(shape: Sequence[int], axis: int, size: int, kind: Kind) -> tuple[RuleBuilder, list[DimFactors]]:
+    """A factor for each dim of a shape: along the axis one of another size and kind."""
+    rule = RuleBuilder()
+    return rule, [
+        (rule.factor(size, kind),) if dim == axis else rule.dims([length])[0] for dim, length in enumerate(shape)
     ]
-    operands = [dims if place == 0 or node.op_type == "Concat" else whole(1) for place in range(len(node.operands))]
-    if any(len(found) != len(shape) for found in result_shapes(node)):
-        raise CannotTellError("results of different rank")
-    return rule.done(operands, [dims] * len(node.results))
+
+
+def _piece(dims: Sequence[DimFactors], axis: int, is_full: bool) -> list[DimFactors]:
+    """The factors of a piece of the axis."""
+    return [() if dim == axis and is_full else factors for dim, factors in enumerate(dims)]
 
 
 def _split_sizes(node: Node, size: Dim, count: int) -> list[Dim]:
@@ -240,8 +244,16 @@ def _infer_split(node: Node) -> Sequence[Type]:
 
 
 def _rule_split(node: Node) -> FactorRule:
-    """Along the axis elements move to other blocks, the other dims pass."""
-    return _rule_along(node, axis_attribute(node, len(shape_of(node, 0)), 0))
+    """Along the axis elements move to other blocks, and pieces of few are sums of parts; the other dims pass."""
+    shape, shapes = shape_of(node, 0), result_shapes(node)
+    axis = axis_attribute(node, len(shape), 0)
+    if any(len(found) != len(shape) for found in shapes):
+        raise CannotTellError("results of different rank")
+    pieces = taken_in_full(node, [found[axis] for found in shapes])
+    rule, dims = _factors_along(shapes[0], axis, shape[axis], Kind.REDUCE if any(pieces) else Kind.PERMUTE)
+    operands = [dims, *(whole(1) for _ in node.operands[1:])]
+    reduce = COMBINED.get(tensor_of(node, 0).dtype, "sum")
+    return rule.done(operands, [_piece(dims, axis, is_full) for is_full in pieces], reduce)
 
 
 define(
@@ -299,10 +311,11 @@ def _is_full(size: int, cut: tuple[int, int, int]) -> bool:
 
 
 def _rule_slice(node: Node) -> FactorRule:
-    """Dims that are taken whole pass; along those that are sliced elements move to other blocks."""
-    shape = shape_of(node, 0)
+    """Dims that are taken whole pass; along those that are sliced elements move to other blocks, or few are summed."""
+    shape, result = shape_of(node, 0), result_shape(node)
     partial = {axis for axis, cut in slices(node, len(shape)).items() if not _is_full(shape[axis], cut)}
-    return moving_rule(shapes_of(node), result_shape(node), partial)
+    few = {axis for axis in partial if taken_in_full(node, [result[axis], shape[axis]])[0]}
+    return moving_rule(shapes_of(node), result, partial, few, COMBINED.get(tensor_of(node, 0).dtype, "sum"))
 
 
 def _gradient_slice(node: Node, of: Of, writer: GradientWriter) -> Sequence[Value | None]:

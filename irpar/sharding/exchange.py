@@ -14,7 +14,7 @@ _MOST_KINDS = 8
 """Different rows of devices that others at an edge may follow."""
 
 FILL = -1
-"""Stands for an element that is in no source."""
+"""Stands for an element that is in no source: the first of what every device has beside them. -2 is the second, ..."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Exchange:
     Attributes:
         rounds: one after the other.
         rows: per device what it wants, as places in what it then has: its own blocks, what came in each round, and last
-            one element to fill with.
+            what every device has beside: one element to fill with, or those of other sources.
     """
 
     rounds: tuple[Round, ...]
@@ -52,15 +52,16 @@ def plan_exchange(sources: Sequence[int], wanted: Sequence[Indices], *, zero_fil
 
     Args:
         sources: sizes of the dim of each source; each lies in ceil-sized blocks over all devices.
-        wanted: per device the elements that it wants, numbered through the sources one after the other; FILL: none.
-        zero_fill: FILL means zero, so that a block that nobody sends will do.
+        wanted: per device the elements that it wants, numbered through the sources one after the other; negative: FILL,
+            and what follows it.
+        zero_fill: FILL, which alone is negative, means zero, so that a block that nobody sends will do.
     """
     parts = len(wanted)
     owner, place = _places(sources, parts)
     own = [sum(sizes) for sizes in zip(*(block_sizes(size, parts) for size in sources), strict=True)]
     edges: dict[tuple[int, int], Indices] = {}
     for receiver, ids in enumerate(wanted):
-        real = ids[ids != FILL]
+        real = ids[ids >= 0]
         for sender in np.unique(owner[real]):
             if sender != receiver:
                 edges[int(sender), receiver] = np.unique(place[real[owner[real] == sender]])
@@ -141,8 +142,8 @@ def _rows(
             senders[receiver].append((number, sender))
     found = []
     for receiver, ids in enumerate(wanted):
-        row = np.full(len(ids), own[receiver] + starts[-1], np.int64)
-        owners = np.where(ids != FILL, owner[ids], -1)
+        row = own[receiver] + starts[-1] + FILL - ids
+        owners = np.where(ids >= 0, owner[np.maximum(ids, 0)], -1)
         mine = owners == receiver
         row[mine] = place[ids[mine]]
         for number, sender in senders[receiver]:

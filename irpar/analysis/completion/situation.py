@@ -71,7 +71,7 @@ def _sent(view: RuleView, placement: Placement) -> list[tuple[Sent, Axes]]:
         None if value is None or needed is None else ceil_shape(needed, value.shape)
         for value, needed in zip(node.operands, placement.operands, strict=True)
     ]
-    lies = placement.operands[program.operand]
+    lies = placement.operands[program.operand_of(node)]
     assert lies is not None
     cut = {dim: lies.axes[dim] for dim in program.dims(node) or () if lies.axes[dim]}
     sent = program.sends(node, blocks, {dim: view.mesh.group_size(axes) for dim, axes in cut.items()})

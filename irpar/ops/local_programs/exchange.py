@@ -26,6 +26,9 @@ MOST_PLACES = 1 << 20
 _MOST_SLICES = 4
 """Runs of elements up to which they are sliced, and not looked up."""
 
+_FEW = 7
+"""Elements of a dim that every device may have, where others have many more."""
+
 Wanted = Callable[[Node, int, int], Sequence[Indices]]
 """(node, dim, parts): per device the elements that it wants, numbered through the operands that lie in blocks."""
 
@@ -86,6 +89,7 @@ def perform(
     dim: int,
     fill: "np.ndarray[Any, Any] | None",
     of: Value | None = None,
+    beside: Sequence[Value] = (),
 ) -> Value:
     """Write an exchange: what the device wants, along a dim of its blocks of the sources.
 
@@ -96,6 +100,7 @@ def perform(
         dim: along which.
         fill: what stands for missing elements; None: there are none, or zeros do.
         of: the value in global view as which they lie; None: the operand along which the program works.
+        beside: what every device has beside them; none: the element to fill with.
     """
     ours = own_devices(program, dim)
     held = program.joined(sources, dim)
@@ -103,8 +108,8 @@ def perform(
     for step in exchange.rounds:
         has.append(program.permute(taken(program, held, dim, list(step.rows), ours), dim, step.pairs, of))
     total = sum(value.shape[dim] for value in has)
-    if any(total in exchange.rows[at] for at in ours):
-        has.append(program.filled(held, dim, 1, 0 if fill is None else fill))
+    if any((exchange.rows[at] >= total).any() for at in ours):
+        has.extend(beside or [program.filled(held, dim, 1, 0 if fill is None else fill)])
     return taken(program, program.joined(has, dim), dim, list(exchange.rows), ours)
 
 
@@ -178,7 +183,8 @@ class Moving:
         wanted: per device the elements that its block of the result, or of all results one after the other, has.
         rest: what is left to do when the elements along some dims are there: gives the results, or None where it
             changed the local node.
-        sources: how many of its first operands lie in blocks; None: all.
+        sources: the numbers of the operands that lie in blocks.
+        beside: the numbers of those that every device has in full, of which it takes elements as well.
         fill: the element that FILL stands for; None: zero.
         reads_elements: see `LocalProgram`.
     """
@@ -186,25 +192,30 @@ class Moving:
     dims: Callable[[Node], Sequence[int] | None]
     wanted: Wanted
     rest: Callable[[ProgramWriter, Value, Sequence[int]], Sequence[Value] | None]
-    sources: int | None = 1
+    sources: Callable[[Node], Sequence[int]] = lambda node: (0,)
+    beside: Callable[[Node], Sequence[int]] = lambda node: ()
     fill: "Callable[[Node], np.ndarray[Any, Any] | None]" = lambda node: None
     reads_elements: bool = True
 
     def local_program(self) -> LocalProgram:
         """Its local program."""
-        return LocalProgram(self._sends, self._write, self._dims, reads_elements=self.reads_elements)
+        return LocalProgram(self._sends, self._write, self._dims, self._first, reads_elements=self.reads_elements)
+
+    def _first(self, node: Node) -> int:
+        return self.sources(node)[0]
 
     def _dims(self, node: Node) -> Sequence[int] | None:
         # ONNX Runtime's Gather, which takes what a block has, gives only the first string of each row.
         return None if needed(node, 0).dtype is DType.STR else self.dims(node)
 
     def _plan(self, node: Node, dim: int, parts: int) -> Exchange:
-        sizes = [value.shape[dim] for value in node.inputs[: self.sources]]
+        sizes = [needed(node, place).shape[dim] for place in self.sources(node)]
         fill = self.fill(node)
-        return planned(sizes, self.wanted(node, dim, parts), zero_fill=fill is None or not fill)
+        is_zero = not self.beside(node) and (fill is None or not fill)
+        return planned(sizes, self.wanted(node, dim, parts), zero_fill=is_zero)
 
     def _sends(self, node: Node, blocks: Sequence[Shape | None], cuts: Cuts) -> list[Sent]:
-        shape = list(blocks[0] or ())
+        shape = list(blocks[self._first(node)] or ())
         found = []
         for dim, parts in sorted(cuts.items()):
             exchange = self._plan(node, dim, parts)
@@ -215,11 +226,21 @@ class Moving:
     def _write(self, program: ProgramWriter) -> Sequence[Value] | None:
         node = program.whole
         cut = [dim for dim in sorted(program.dims) if program.lies.dim_parts(dim) > 1]
-        values: Sequence[Value] = program.local.inputs[: self.sources]
+        values, beside = (
+            [needed(program.local, place) for place in places] for places in (self.sources(node), self.beside(node))
+        )
         for dim in cut:
             exchange = self._plan(node, dim, program.lies.dim_parts(dim))
-            values = [perform(program, exchange, values, dim, self.fill(node))]
+            values = [perform(program, exchange, values, dim, self.fill(node), beside=beside)]
         return self.rest(program, values[0], cut)
+
+
+def is_few(size: int, longest: int) -> bool:
+    """Whether so few elements of a dim stand beside so many others that every device may have them all.
+
+    One cannot be in blocks; of a few there is often less than devices.
+    """
+    return size == 1 < longest or (size <= _FEW and size * (_FEW + 1) <= longest)
 
 
 def is_small(node: Node, dims: Sequence[int]) -> bool:

@@ -69,7 +69,7 @@ class LocalProgram:
         dims: the dims of an operand along which it works; the factors that stand there may be cut. None: this node has
             none. Factors that are reduced may be among them: results are then partial, and the program does what must
             come before.
-        operand: the operand that has these dims.
+        operand: the number of the operand that has these dims, or what tells it of a node.
         rule: the rule that it follows, where that is not the one of the operator: it cuts what that one cannot, as
             places of queries and of keys by the same axes. Only how a node runs is chosen by it; completion follows
             the rule of the operator.
@@ -81,10 +81,14 @@ class LocalProgram:
     sends: "Callable[[Node, Sequence[Shape | None], Cuts], Sequence[Sent]]"
     write: "Callable[[ProgramWriter], Sequence[Value] | None]"
     dims: Callable[[Node], Sequence[int] | None]
-    operand: int = 0
+    operand: "int | Callable[[Node], int]" = 0
     rule: Callable[[Node], FactorRule | None] | None = None
     manner: str = ""
     reads_elements: bool = True
+
+    def operand_of(self, node: Node) -> int:
+        """The number of the operand that has the dims along which it works."""
+        return self.operand if isinstance(self.operand, int) else self.operand(node)
 
 
 class ProgramWriter:
@@ -122,8 +126,8 @@ class ProgramWriter:
         self.dims = tuple(program.dims(whole) or ())
         self.rule = rule
         self.factors = factors
-        self.data = needed(local, program.operand)
-        self.origin = needed(whole, program.operand)
+        self.data = needed(local, program.operand_of(whole))
+        self.origin = needed(whole, program.operand_of(whole))
         assert self.origin.sharding is not None
         self.lies = self.origin.sharding
         self.mesh = self.lies.mesh

@@ -1,6 +1,7 @@
 """Concat, Split, Slice, Pad, Tile and their like along dims that are cut: what each block of the result is made of."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,11 @@ from ..facts import (
     result_shape,
     result_shapes,
     shape_of,
+    tensor_of,
     text_attribute,
 )
-from .exchange import Moving, blocks_of, is_small
+from ..neutral import COMBINED, neutral
+from .exchange import Moving, blocks_of, is_few, is_small
 from .program import ProgramWriter
 
 # -- Concat, Split --------------------------------------------------------------------------------------------------
@@ -36,18 +39,55 @@ def _axis_dims(node: Node) -> Sequence[int] | None:
     return dims if is_small(node, dims) else None
 
 
+def full_pieces(sizes: Sequence[int]) -> list[bool]:
+    """Of the pieces of a dim, which every device has in full: those of a few elements beside one of many."""
+    return [is_few(size, max(sizes)) for size in sizes]
+
+
+def _operands_of_concat(node: Node, *, full: bool) -> list[int]:
+    """Those that every device has in full, or the others."""
+    axis = axis_attribute(node, len(result_shape(node)))
+    are_full = full_pieces([shape_of(node, place)[axis] for place in range(len(node.operands))])
+    return [place for place, is_full in enumerate(are_full) if is_full == full]
+
+
 def _wanted_of_concat(node: Node, dim: int, parts: int) -> list[Indices]:
-    return [np.array(block, np.int64) for block in blocks_of(result_shape(node)[dim], parts)]
+    full = _operands_of_concat(node, full=True)
+    places, numbers = {True: 0, False: 0}, []
+    for place in range(len(node.operands)):
+        first, is_full = places[place in full], place in full
+        ids = first + np.arange(shape_of(node, place)[dim], dtype=np.int64)
+        places[is_full] += len(ids)
+        numbers.append(FILL - ids if is_full else ids)
+    wanted = np.concatenate(numbers)
+    return [wanted[block.start : block.stop] for block in blocks_of(len(wanted), parts)]
+
+
+def _in_blocks(taken: Indices, size: int, parts: int, *, is_full: bool) -> list[Indices]:
+    """What each device wants of elements that are taken of a dim: its block, or, of few, what it has of them all."""
+    if is_full:
+        return [np.where((taken >= own.start) & (taken < own.stop), taken, FILL) for own in blocks_of(size, parts)]
+    return [taken[block.start : block.stop] for block in blocks_of(len(taken), parts)]
 
 
 def _wanted_of_split(node: Node, dim: int, parts: int) -> list[Indices]:
     sizes = [shape[dim] for shape in result_shapes(node)]
-    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    pieces = np.split(np.arange(sum(sizes), dtype=np.int64), np.cumsum(sizes)[:-1])
     blocks = [
-        [np.array(block, np.int64) + start for block in blocks_of(size, parts)]
-        for size, start in zip(sizes, starts, strict=True)
+        _in_blocks(piece, sum(sizes), parts, is_full=is_full)
+        for piece, is_full in zip(pieces, taken_in_full(node, sizes), strict=True)
     ]
     return [np.concatenate(of_all_results) for of_all_results in zip(*blocks, strict=True)]
+
+
+def taken_in_full(node: Node, sizes: Sequence[int]) -> list[bool]:
+    """Of the pieces that are taken of a dim, which every device gets in full: those of few elements, as parts of sums.
+
+    x : [5@tp]; y = Slice(x, 4:5)      the last of five devices has that element, the others what changes no sum
+    """
+    if tensor_of(node, 0).dtype not in COMBINED:
+        return [False] * len(sizes)
+    return full_pieces(sizes)
 
 
 def _split_block(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
@@ -60,8 +100,21 @@ def _split_block(program: ProgramWriter, value: Value, cut: Sequence[int]) -> li
     return list(node.results)
 
 
-CONCAT = Moving(_axis_dims, _wanted_of_concat, lambda program, value, cut: [value], sources=None, reads_elements=False)
-SPLIT = Moving(_axis_dims, _wanted_of_split, _split_block)
+def _neutral(node: Node) -> "np.ndarray[Any, Any] | None":
+    """What changes nothing where parts of a piece are combined."""
+    dtype = tensor_of(node, 0).dtype
+    return neutral(COMBINED[dtype], dtype) if dtype in COMBINED else None
+
+
+CONCAT = Moving(
+    _axis_dims,
+    _wanted_of_concat,
+    lambda program, value, cut: [value],
+    sources=partial(_operands_of_concat, full=False),
+    beside=partial(_operands_of_concat, full=True),
+    reads_elements=False,
+)
+SPLIT = Moving(_axis_dims, _wanted_of_split, _split_block, fill=_neutral)
 
 
 # -- Slice ----------------------------------------------------------------------------------------------------------
@@ -92,7 +145,7 @@ def _wanted_of_slice(node: Node, dim: int, parts: int) -> list[Indices]:
     start, end, step = slices(node, len(shape_of(node, 0)))[dim]
     # Python takes an end before the first element for one counted from the back.
     taken = np.arange(size, dtype=np.int64)[start : None if step < 0 and end < -size else end : step]
-    return [taken[block.start : block.stop] for block in blocks_of(len(taken), parts)]
+    return _in_blocks(taken, size, parts, is_full=taken_in_full(node, [len(taken), size])[0])
 
 
 def _slice_rest(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
@@ -104,7 +157,7 @@ def _slice_rest(program: ProgramWriter, value: Value, cut: Sequence[int]) -> lis
     return [program.op("Slice", [value, *operands], shape=program.local.result.shape)]
 
 
-SLICE = Moving(_sliced_dims, _wanted_of_slice, _slice_rest)
+SLICE = Moving(_sliced_dims, _wanted_of_slice, _slice_rest, fill=_neutral)
 
 
 # -- Pad, Tile ------------------------------------------------------------------------------------------------------

@@ -124,15 +124,16 @@ def concats(draw: st.DrawFn) -> Drawn:
     shape, axis = _shape(draw)
     operands = {"x": _normals(draw, *shape)}
     for number in range(draw(st.integers(1, 2))):
-        shape[axis] = draw(st.integers(8, 20))
+        shape[axis] = draw(st.integers(8, 20) | st.integers(0, 3))
         operands[f"other{number}"] = _normals(draw, *shape)
-    return helper.make_node("Concat", list(operands), ["y"], axis=axis), operands, axis
+    return helper.make_node("Concat", draw(st.permutations(list(operands))), ["y"], axis=axis), operands, axis
 
 
 @st.composite
 def splits(draw: st.DrawFn) -> Drawn:
     shape, axis = _shape(draw)
     sizes = draw(st.lists(st.integers(8, 14), min_size=1, max_size=3))
+    sizes = draw(st.permutations([*sizes, *draw(st.lists(st.integers(0, 2), max_size=2))]))
     shape[axis] = sum(sizes)
     operands = {"x": _normals(draw, *shape), "sizes": np.array(sizes)}
     names = [f"y{number}" for number in range(len(sizes))]
@@ -145,7 +146,10 @@ def slices(draw: st.DrawFn) -> Drawn:
     size = shape[axis]
     step = draw(st.sampled_from([1, 1, 2, -1]))
     start, end = draw(st.integers(0, 4)), draw(st.integers(size - 3, size + 3))
-    if step < 0:
+    if draw(st.booleans()):
+        start = draw(st.integers(0, size - 1))
+        end = start + draw(st.integers(1, 3)) * step
+    elif step < 0:
         start, end = end, draw(st.sampled_from([-size - 5, start, 2**31 - 1]))
     starts, ends, axes, steps = [start], [end], [axis], [step]
     other = draw(st.integers(0, len(shape) - 1))
