@@ -252,7 +252,7 @@ def _localize_one_hot(whole_node: Node, local: Node, builder: Builder) -> list[V
 define(OpDef("", "OneHot", _infer_one_hot, _rule_one_hot, localize=_localize_one_hot, gradient=gradients.of_one_hot))
 
 
-# -- ScatterElements, ScatterND, TensorScatter ----------------------------------------------------------------------
+# -- ScatterElements, ScatterND -------------------------------------------------------------------------------------
 
 
 _SCATTERED: dict[str, Reduction] = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
@@ -358,17 +358,6 @@ def _rule_scatter_nd(node: Node) -> FactorRule:
     return rule.done([data, [*updates, ()], [*updates, *slices]], [data], reduce)
 
 
-def _rule_tensor_scatter(node: Node) -> FactorRule:
-    """The sequence is whole, batch and the other dims pass."""
-    shape = shape_of(node, 0)
-    axis = axis_attribute(node, len(shape), -2)
-    rule = RuleBuilder()
-    dims = [rule.dims([size], Kind.REPLICATE if dim == axis else Kind.PASS)[0] for dim, size in enumerate(shape)]
-    update: list[DimFactors] = [() if dim == axis else factors for dim, factors in enumerate(dims)]
-    starts = [[dims[0]]] if len(node.operands) > 2 and node.operands[2] is not None else []
-    return rule.done([dims, update, *starts], [dims])
-
-
 def _cost_scatter(node: Node) -> int:
     """One operation for each update that is combined with what is there."""
     return prod(shape_of(node, 2)) if text_attribute(node, "reduction", "none") != "none" else 0
@@ -397,7 +386,6 @@ define(
         gradient=gradients.of_scatter,
     )
 )
-define(OpDef("", "TensorScatter", same_type, _rule_tensor_scatter, gradient=gradients.of_tensor_scatter))
 
 
 # -- ReverseSequence, Compress --------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ FAMILIES = (
     "shape",
     "position",
     "indexing",
+    "tensor_scatter",
     "attention",
     "convolution",
     "channels_last",

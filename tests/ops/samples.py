@@ -280,6 +280,9 @@ def _indexing() -> Iterator[Sample]:
     cache = floats(3, 2, 6, 4)
     yield Sample("TensorScatter", (cache, floats(3, 2, 2, 4), np.asarray([0, 3, 1])), version=24)
     yield Sample("TensorScatter", (cache, floats(3, 2, 2, 4)), version=24)
+    starts, circular = np.asarray([5, 3, 4]), {"mode": "circular"}
+    yield Sample("TensorScatter", (cache, floats(3, 2, 3, 4), starts), circular, version=24)
+    yield Sample("TensorScatter", (cache, floats(3, 1, 6, 4), starts), {"axis": 1} | circular, version=24)
 
 
 def _attention() -> Iterator[Sample]:
