@@ -243,7 +243,11 @@ def moving_rule(
         for dim, (size, after) in enumerate(zip(data, result, strict=True))
     ]
     results = [() if dim in few else factors for dim, factors in enumerate(dims)]
-    return rule.done([dims, *(() if other is None else whole(len(other)) for other in others)], [results], reduce)
+    kept = [factors for dim, factors in enumerate(dims) if dim not in changed]
+    # Where the few are large it may be less to shard a dim beside them.
+    moves = [(factors, to) for dim, factors in enumerate(dims) if dim in few for to in kept]
+    operands = [dims, *(() if other is None else whole(len(other)) for other in others)]
+    return rule.done(operands, [results], reduce, moves=moves)
 
 
 def _kind_of_moving(dim: int, changed: Container[int], few: Container[int]) -> Kind:

@@ -197,13 +197,19 @@ def _known(dims: Sequence[Dim]) -> Dim:
     return next((dim for dim in dims if isinstance(dim, int)), next((dim for dim in dims if dim is not None), None))
 
 
+def _others(dims: Sequence[DimFactors], axis: int) -> list[tuple[DimFactors, DimFactors]]:
+    """The dims that may be sharded instead of the axis, where pieces of it that are in full are large."""
+    return [(dims[axis], factors) for dim, factors in enumerate(dims) if dim != axis]
+
+
 def _rule_concat(node: Node) -> FactorRule:
     """Along the axis elements move to other blocks, and pieces of few are in full; the other dims pass."""
     shape = result_shape(node)
     axis = axis_attribute(node, len(shape))
     rule, dims = _factors_along(shape, axis, shape[axis], Kind.PERMUTE)
     pieces = full_pieces([shape_of(node, place)[axis] for place in range(len(node.operands))])
-    return rule.done([_piece(dims, axis, is_full) for is_full in pieces], [dims])
+    operands = [_piece(dims, axis, is_full) for is_full in pieces]
+    return rule.done(operands, [dims], moves=_others(dims, axis) if any(pieces) else ())
 
 
 def _factors_along(shape: Sequence[int], axis: int, size: int, kind: Kind) -> tuple[RuleBuilder, list[DimFactors]]:
@@ -253,7 +259,8 @@ def _rule_split(node: Node) -> FactorRule:
     rule, dims = _factors_along(shapes[0], axis, shape[axis], Kind.REDUCE if any(pieces) else Kind.PERMUTE)
     operands = [dims, *(whole(1) for _ in node.operands[1:])]
     reduce = COMBINED.get(tensor_of(node, 0).dtype, "sum")
-    return rule.done(operands, [_piece(dims, axis, is_full) for is_full in pieces], reduce)
+    results = [_piece(dims, axis, is_full) for is_full in pieces]
+    return rule.done(operands, results, reduce, moves=_others(dims, axis) if any(pieces) else ())
 
 
 define(

@@ -238,9 +238,9 @@ class Moving:
 def is_few(size: int, longest: int) -> bool:
     """Whether so few elements of a dim stand beside so many others that every device may have them all.
 
-    One cannot be in blocks; of a few there is often less than devices.
+    They are often less than devices. One of three is no place of a sequence: it is what is q, k or v.
     """
-    return size == 1 < longest or (size <= _FEW and size * (_FEW + 1) <= longest)
+    return size <= _FEW and size * (_FEW + 1) <= longest
 
 
 def is_small(node: Node, dims: Sequence[int]) -> bool:
