@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from irpar.analysis.completion.flow import Flow, completed_flow
 from irpar.analysis.completion.fused_refinement import refine_for_program
 from irpar.analysis.completion.moves import captured_whole, first_target, leaving, placements_of, wanted_shardings
-from irpar.analysis.completion.placement import why_whole
+from irpar.analysis.completion.node_placement import why_whole
 from irpar.analysis.completion.refinement import refine
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_lookup import network_of

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 import irpar
-from irpar.analysis.completion.placement import rule_view
+from irpar.analysis.completion.node_placement import rule_view
 from irpar.annotations.named import infer_undeclared_types
 from irpar.annotations.shardings_file import read_shardings
 from irpar.ir import Graph, Module, Node, Value, tensor_type

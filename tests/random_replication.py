@@ -13,7 +13,9 @@ from pathlib import Path
 import irpar
 from irpar.analysis.completion.flow import Flow
 from irpar.analysis.completion.moves import cost_of_placements, placements_of
-from irpar.analysis.completion.placement import Placement, RuleView, rule_view, suggested
+from irpar.analysis.completion.node_placement import rule_view
+from irpar.analysis.completion.placement import Placement
+from irpar.analysis.completion.rule_view import RuleView, suggested
 from irpar.analysis.cost.network import Network
 from irpar.analysis.cost.network_file import find_network
 from irpar.analysis.cost.network_lookup import network_of

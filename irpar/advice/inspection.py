@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from irpar.analysis.completion.placement import why_whole
+from irpar.analysis.completion.node_placement import why_whole
 from irpar.analysis.cost.node import node_bytes, node_flops
 from irpar.analysis.engines import unknown_notes
 from irpar.analysis.memory.liveness import peak, value_bytes

@@ -6,8 +6,9 @@ from typing import Literal
 
 from irpar.analysis.completion.flow import Flow, require_global
 from irpar.analysis.completion.moves import cost_of_moves, cost_of_placements, placements_of
-from irpar.analysis.completion.placement import Axes, FactorAxes, Placement, RuleView
+from irpar.analysis.completion.placement import Axes, FactorAxes, Placement
 from irpar.analysis.completion.refinement import refine
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.analysis.cost.model import Cost
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.types.symbols import require_static

@@ -16,7 +16,8 @@ import numpy as np
 
 from irpar.analysis import redistribution
 from irpar.analysis.completion.flow import Flow
-from irpar.analysis.completion.placement import NOTHING, Axes, Carried, FactorAxes, Placement, RuleView
+from irpar.analysis.completion.placement import NOTHING, Axes, Carried, FactorAxes, Placement
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.analysis.completion.situation import Situation, costs_nothing
 from irpar.analysis.cost.model import IMPOSSIBLE, CostModel, Price
 from irpar.analysis.cost.network import BYTES, Network

@@ -6,7 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from irpar.analysis.completion.placement import FactorAxes, Placement, RuleView
+from irpar.analysis.completion.placement import FactorAxes, Placement
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.analysis.cost.model import Price
 from irpar.analysis.cost.network import Network
 from irpar.ops.linear import carriers

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from irpar.analysis import redistribution
 from irpar.analysis.completion.flow import Flow
 from irpar.analysis.completion.moves import is_block
-from irpar.analysis.completion.placement import Placement, RuleView
+from irpar.analysis.completion.placement import Placement
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.analysis.completion.situation import Situation, costs_nothing, runs_as_said
 from irpar.analysis.cost.network import Network
 from irpar.ir import Node, Value

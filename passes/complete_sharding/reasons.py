@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence, Set
 
 from irpar.analysis.completion.flow import Flow
-from irpar.analysis.completion.placement import RuleView
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.ir import Decision, Node, Value
 from irpar.ops import Kind
 

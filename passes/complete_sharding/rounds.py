@@ -5,7 +5,8 @@ x : [8@dp, 64], w : [64, 256@tp!1]      round 0 has dp alone; round 1 has tp too
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from irpar.analysis.completion.placement import Axes, FactorAxes, RuleView
+from irpar.analysis.completion.placement import Axes, FactorAxes
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.ir import Value
 from irpar.ops import FactorRule, Kind
 from irpar.sharding import Axis, DimSharding, Sharding

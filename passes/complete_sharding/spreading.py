@@ -15,7 +15,8 @@ import numpy as np
 
 from irpar.analysis import redistribution
 from irpar.analysis.completion.flow import Flow
-from irpar.analysis.completion.placement import Axes, Placement, RuleView
+from irpar.analysis.completion.placement import Axes, Placement
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.analysis.cost.network import Network
 from irpar.ir import Value
 from irpar.ops import Kind

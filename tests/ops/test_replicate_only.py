@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
-from irpar.analysis.completion.placement import why_whole
+from irpar.analysis.completion.node_placement import why_whole
 from irpar.ir import Graph, Node
 from irpar.ops import OPEN_BODIES, definitions
 from irpar.ops.replicate_only import REPLICATE_ONLY, why_replicated

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from irpar.analysis.completion.flow import USUAL_TRIPS, Flow
 from irpar.analysis.completion.moves import captured_whole
-from irpar.analysis.completion.placement import RuleView
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.analysis.cost.figures import worth
 from irpar.analysis.cost.node import node_flops
 from irpar.analysis.memory.liveness import value_bytes

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from irpar.analysis.completion.flow import Flow
-from irpar.analysis.completion.placement import has_rank
+from irpar.analysis.completion.node_placement import has_rank
 from irpar.analysis.cost.figures import Figures
 from irpar.analysis.types.symbols import require_static
 from irpar.ir import Module, Value

@@ -19,7 +19,9 @@ from irpar.ops.effects import is_compute
 from irpar.ops.rule import FactorRule, RuleBuilder
 from irpar.sharding import IrparError, Mesh, Sharding
 
-from .placement import Placement, RuleView, fits, has_rank, placement_as_it_lies, rule_view, whole_placement
+from .node_placement import fits, has_rank, placement_as_it_lies, rule_view, whole_placement
+from .placement import Placement
+from .rule_view import RuleView
 from .situation import Situation, costs_nothing, runs_free
 
 T = TypeVar("T")

@@ -23,7 +23,8 @@ from . import situation
 from .flow import Flow
 from .fused_moves import cost_beside_others
 from .moves import as_result, captured_whole, cost_of_value, leaving
-from .placement import Axes, Placement, RuleView
+from .placement import Axes, Placement
+from .rule_view import RuleView
 
 Change = dict[Node, Placement]
 

@@ -13,7 +13,8 @@ from irpar.ir import Node, Value
 from irpar.ops.local_programs.program import Sent
 from irpar.sharding import Mesh, Sharding, ceil_shape
 
-from .placement import NOTHING, Axes, Carried, Placement, RuleView, suggested
+from .placement import NOTHING, Axes, Carried, Placement
+from .rule_view import RuleView, suggested
 
 MOST_COMBINATIONS = 256
 """Above this many ways to shard a node by one of its rules, the factors are decided one after the other."""

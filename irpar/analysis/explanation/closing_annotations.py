@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from irpar.analysis.completion.flow import Flow
-from irpar.analysis.completion.placement import Axes, Placement, RuleView
+from irpar.analysis.completion.placement import Axes, Placement
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.ir import Annotation, Node, Value
 from irpar.sharding import Sharding, are_disjoint
 

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from irpar.analysis.completion.flow import Flow
-from irpar.analysis.completion.placement import Placement, RuleView, why_whole
+from irpar.analysis.completion.node_placement import why_whole
+from irpar.analysis.completion.placement import Placement
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.ir import Decision, Module, Node, Value
 from irpar.ops import Kind
 from irpar.sharding import Axis, Reduction, Sharding, filled_blocks

@@ -1,7 +1,9 @@
 import pytest
 
 from irpar.analysis.completion.flow import Flow
-from irpar.analysis.completion.placement import Placement, RuleView, rule_view, why_whole
+from irpar.analysis.completion.node_placement import rule_view, why_whole
+from irpar.analysis.completion.placement import Placement
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.analysis.cost.network import BYTES
 from irpar.ir import Function, Graph, Node
 from irpar.ir.text.files import parse_module

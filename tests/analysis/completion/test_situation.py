@@ -2,7 +2,7 @@
 
 import pytest
 
-from irpar.analysis.completion.placement import rule_view
+from irpar.analysis.completion.node_placement import rule_view
 from irpar.analysis.completion.situation import Situation
 from irpar.ir.text.files import parse_module
 from irpar.sharding import Axis, Mesh, Sharding

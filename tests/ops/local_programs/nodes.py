@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import irpar
-from irpar.analysis.completion.placement import Placement, RuleView
+from irpar.analysis.completion.placement import Placement
+from irpar.analysis.completion.rule_view import RuleView
 from irpar.api import Engine
 from irpar.ir import Node
 from irpar.ops import definitions
