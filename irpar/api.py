@@ -11,7 +11,10 @@ from irpar.ir import Module, clone_module
 from irpar.ir.collector import collector_off
 from irpar.module_pipeline import default_pipeline
 from irpar.output.parts import Part, parts_of
-from irpar.output.plan import Plan, ReadFiles, check_unchanged, files_of, make_plan, original_of, read_plan, source_of
+from irpar.output.plan import make_plan
+from irpar.output.plan_reading import read_plan
+from irpar.output.plan_record import Plan
+from irpar.output.plan_source import ReadFiles, check_unchanged, files_of, original_of, source_of
 from irpar.pass_manager.default_pipeline import NORMALISING
 from irpar.sharding import ArgumentError, IrparError, Mesh, require, spelled
 from irpar.units import count_text

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import irpar
 from irpar import models
-from irpar.output.plan import Plan
+from irpar.output.plan_record import Plan
 from irpar.sharding import Axis
 from tests.budget import budget, every
 

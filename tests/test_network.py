@@ -10,7 +10,7 @@ import irpar
 from irpar import models
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.ir import parse_module, read_text
-from irpar.output.plan import read_plan
+from irpar.output.plan_reading import read_plan
 from irpar.pass_manager.reproducer import read_reproducer, write_reproducer
 from irpar.sharding import IrparError
 from tests.command_line import call

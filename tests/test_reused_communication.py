@@ -18,7 +18,8 @@ from irpar.cli import main
 from irpar.ir import COMMUNICATION, Module, clone_module, same_module, verify
 from irpar.ir.text.files import parse_module, print_module
 from irpar.output.checkpoint import Checkpoint
-from irpar.output.plan import Plan, read_plan
+from irpar.output.plan_reading import read_plan
+from irpar.output.plan_record import Plan
 from irpar.pass_manager import PassManager
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 

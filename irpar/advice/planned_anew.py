@@ -22,7 +22,7 @@ from .lower_peak import Change
 if TYPE_CHECKING:
     from irpar.analysis.cost.network import Network
     from irpar.api import Partition
-    from irpar.output.plan import Plan
+    from irpar.output.plan_record import Plan
 
 _ANNOTATED = re.compile(r'annotated "[^"]*"( in .*, line \d+)?')
 """Why a value is sharded that was annotated, by nothing but its entry."""

@@ -10,7 +10,7 @@ from irpar.ir import Annotation, Module, Value
 from irpar.ir.annotate import apply_to, matching, named_values
 from irpar.ops.collectives import collective_axes
 from irpar.output.entries import known_times
-from irpar.output.plan import collective_entries
+from irpar.output.plan_entries import collective_entries
 from irpar.pass_manager import Pass, PassManager
 from irpar.pass_manager.instrumentation import Instrumentation
 from irpar.sharding import DimSpec, IrparError, Sharding

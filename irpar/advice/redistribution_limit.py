@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from irpar.ir import Module
-from irpar.output.plan import Plan
+from irpar.output.plan_record import Plan
 from irpar.pass_manager import Pass
 from irpar.sharding import IrparError
 from irpar.units import bytes_text

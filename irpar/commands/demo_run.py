@@ -11,7 +11,7 @@ from irpar.annotations.shardings_file import read_shardings
 from irpar.api import Partition, load, partition
 from irpar.files.atomic import new_file
 from irpar.models import ModelSize, annotations, save
-from irpar.output.plan import Plan
+from irpar.output.plan_record import Plan
 from irpar.output.target import check_target
 from irpar.sharding import IrparError, Mesh
 from irpar.verification import Verification

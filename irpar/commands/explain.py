@@ -34,7 +34,7 @@ from .options import Json, Out
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from irpar.output.plan import Plan
+    from irpar.output.plan_record import Plan
 
 Entry = Mapping[str, Any]
 _FIRST_STEPS, _LAST_STEPS = 6, 4
@@ -99,7 +99,7 @@ def explain_command(
     as_json: Json = False,
 ) -> None:
     """Say why a tensor is sharded as it is, or why a collective is there. Without a target: all collectives."""
-    from irpar.output.plan import read_plan
+    from irpar.output.plan_reading import read_plan
 
     if not memory and (rank is not None or picture is not None):
         option = "--svg" if rank is None else "--rank"

@@ -17,7 +17,7 @@ from .model_target import refuse_existing
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from irpar.output.plan import Plan
+    from irpar.output.plan_record import Plan
 
     from .explain_peak import PeakReport
 

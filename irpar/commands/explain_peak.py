@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from irpar.advice.lower_peak import Change, Programs
     from irpar.analysis.memory.holdings import Holding
     from irpar.ir import Graph
-    from irpar.output.plan import Plan
+    from irpar.output.plan_record import Plan
     from irpar.tables.memory_picture import Panel
 
 _MOST_LAYERS, _MOST_PARTS, _MOST_CHANGES = 12, 8, 3

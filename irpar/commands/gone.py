@@ -8,7 +8,7 @@ from irpar.sharding import IrparError
 
 if TYPE_CHECKING:
     from irpar.ir import Value
-    from irpar.output.plan import Plan
+    from irpar.output.plan_record import Plan
 
 _MOST_NAMED = 6
 _TAKING = frozenset({"Split", "Slice", "Gather"})
@@ -41,7 +41,7 @@ def _value_of_model(plan: "Plan", name: str) -> "Value | None":
     """A tensor of the model file; None where the file is not the one that was partitioned."""
     from irpar.api import load
     from irpar.ir.annotate import named_values
-    from irpar.output.plan import sha256_of
+    from irpar.output.plan_source import sha256_of
 
     path = plan.source["model"]
     try:

@@ -101,7 +101,7 @@ from .train_options import (
 if TYPE_CHECKING:
     from irpar.annotations.shardings_file import ShardingsFile
     from irpar.ir import Module, Value
-    from irpar.output.plan import Plan
+    from irpar.output.plan_record import Plan
     from irpar.passes.zero import Zero as ZeroPass
     from irpar.sharding import Axis, Mesh
     from irpar.training.settings import Settings

@@ -10,7 +10,7 @@ from irpar.units import bytes_text, count_text, seconds_text, sharding_text
 from .plan_record import BYTES_ALONE
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan_record import Plan
 
 
 def warnings(plan: "Plan") -> list[str]:

@@ -17,7 +17,7 @@ from irpar.units import bytes_text, count_text, flops_text, seconds_text, shardi
 from .entries import known_times, over_text
 
 if TYPE_CHECKING:
-    from .plan import Plan
+    from .plan_record import Plan
 
 _PLACE = re.compile(r" in [^\s\"]+, line \d+")
 """Where an annotation stands; `irpar explain` tells it."""

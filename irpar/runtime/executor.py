@@ -16,7 +16,7 @@ import numpy as np
 from irpar.inputs.dataset import Batch
 from irpar.ir import Module
 from irpar.output.parts import Part
-from irpar.output.plan import Plan
+from irpar.output.plan_record import Plan
 from irpar.output.target import EVALUATION
 from irpar.sharding import Mesh
 

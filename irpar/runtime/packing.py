@@ -13,7 +13,8 @@ from typing import BinaryIO
 
 from irpar.files.atomic import check_file, new_file
 from irpar.output.checksums import sums_file, sums_text
-from irpar.output.plan import Plan, sha256_of
+from irpar.output.plan_record import Plan
+from irpar.output.plan_source import sha256_of
 from irpar.output.target import EVALUATION, MODEL_FILE, PLAN_FILE, WEIGHTS_FILE
 from irpar.sharding import IrparError, option, spelled
 

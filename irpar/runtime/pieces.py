@@ -17,7 +17,9 @@ from irpar.ops.memory_copies import copies_of, copy_problems, is_copy
 from irpar.output.checksums import read_sums, sums_file
 from irpar.output.fingerprint import fingerprint, whole_digest
 from irpar.output.parts import Part
-from irpar.output.plan import Plan, PlanError, read_plan, sha256_of
+from irpar.output.plan_reading import PlanError, read_plan
+from irpar.output.plan_record import Plan
+from irpar.output.plan_source import sha256_of
 from irpar.output.safetensors import read_safetensors
 from irpar.output.target import PLAN_FILE, STATE_FILE, WEIGHTS_FILE
 from irpar.output.writer import PART, PARTITION

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irpar.ir import Module
-from irpar.output.plan import Plan
+from irpar.output.plan_record import Plan
 
 from .arguments import settings_of
 from .step import make_step

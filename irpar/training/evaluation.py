@@ -9,7 +9,7 @@ from irpar.ir import Module
 from irpar.ir.annotate import annotate_further
 from irpar.ir.state import MODEL_KINDS
 from irpar.ir.state_rules import add_states
-from irpar.output.plan import Plan
+from irpar.output.plan_record import Plan
 from irpar.sharding import Sharding
 
 from .micro_batches import as_one_batch

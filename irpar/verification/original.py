@@ -12,7 +12,8 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 
 from irpar.files.native_paths import NativeFolders, is_text
 from irpar.ir import ExternalTensor, Module, dtype_of_numpy
-from irpar.output.plan import Plan, sha256_of
+from irpar.output.plan_record import Plan
+from irpar.output.plan_source import sha256_of
 from irpar.process import import_native
 from irpar.sharding import IrparError, spelled
 

@@ -13,7 +13,8 @@ from irpar import models
 from irpar.analysis.memory.arena import arena_bytes
 from irpar.analysis.memory.liveness import peak
 from irpar.onnx_io import to_module
-from irpar.output.plan import Plan, PlanError, read_plan
+from irpar.output.plan_reading import PlanError, read_plan
+from irpar.output.plan_record import Plan
 from irpar.pass_manager.default_pipeline import DEFAULT_PIPELINE
 from irpar.runtime.pieces import open_parts
 from irpar.sharding import IrparError

@@ -8,7 +8,7 @@ import pytest
 import irpar
 from irpar.ir import Module
 from irpar.ir.verifier import verify
-from irpar.output.plan import collective_entries
+from irpar.output.plan_entries import collective_entries
 from irpar.pass_manager import PassManager
 from irpar.runtime.executor import Executor
 from tests.budget import budget

@@ -8,9 +8,11 @@ import pytest
 
 from irpar import Partition
 from irpar.ir import Module
-from irpar.output import plan as plan_module
+from irpar.output import plan_reading
 from irpar.output.parts import parts_of
-from irpar.output.plan import make_plan, original_of, read_plan, source_of
+from irpar.output.plan import make_plan
+from irpar.output.plan_reading import read_plan
+from irpar.output.plan_source import original_of, source_of
 from irpar.output.writer import write_partition
 from irpar.runtime.errors import ProgramError
 from irpar.runtime.executor import Executor
@@ -57,8 +59,8 @@ def test_uneven_blocks_and_coordinates(tmp_path: Path, engine: str) -> None:
 def test_a_plan_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = written(module(MLP, **mlp_weights()), tmp_path / "out")
     read = []
-    plain = plan_module.misfit
-    monkeypatch.setattr(plan_module, "misfit", lambda data: read.append(data) or plain(data))
+    plain = plan_reading.misfit
+    monkeypatch.setattr(plan_reading, "misfit", lambda data: read.append(data) or plain(data))
     Executor.open(folder).close()
     assert len(read) == 1
     with Partition.open(folder) as partition:

@@ -21,7 +21,8 @@ from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.cost.node import Work, node_bytes, node_flops
 from irpar.ir import Module, Node, parse_module
 from irpar.output.parts import parts_of
-from irpar.output.plan import Plan, make_plan
+from irpar.output.plan import make_plan
+from irpar.output.plan_record import Plan
 from irpar.pass_manager import Instrumentation, PassManager
 from irpar.pass_manager.default_pipeline import COMPLETE, MOVES, NORMALISE
 from irpar.sharding import Axis, Mesh

@@ -12,7 +12,7 @@ from irpar.onnx_io.load import load
 from irpar.onnx_io.save import save
 from irpar.ops.collectives import number_collectives, sent_bytes
 from irpar.output.entries import over_text
-from irpar.output.plan import collective_entries
+from irpar.output.plan_entries import collective_entries
 from irpar.output.prediction import collective_seconds
 
 SEND = "irpar.Send(%x) {channel=0, pairs=[0, 1, 1, 3, 0, 2], id=0}"

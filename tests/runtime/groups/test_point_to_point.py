@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from irpar.ir import verify
-from irpar.output.plan import collective_entries
+from irpar.output.plan_entries import collective_entries
 from irpar.runtime.errors import MismatchError, PeerError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, ThreadGroup

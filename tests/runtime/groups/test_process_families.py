@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from irpar.api import Engine
-from irpar.output.plan import read_plan
+from irpar.output.plan_reading import read_plan
 from irpar.runtime.bound_steps import UNBOUND_RUNS
 from irpar.runtime.executor import Executor
 from irpar.verification.inputs import random_inputs

@@ -8,7 +8,7 @@ import pytest
 
 import irpar
 from irpar import models
-from irpar.output.plan import read_plan
+from irpar.output.plan_reading import read_plan
 from irpar.runtime.executor import Executor
 from irpar.verification.inputs import random_inputs
 from tests.scattered_places import scattering
