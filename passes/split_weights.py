@@ -18,11 +18,13 @@ from irpar.analysis.weights.fused_weights import (
     with_columns,
 )
 from irpar.analysis.weights.packed_attention import take_packed_apart
+from irpar.analysis.weights.sequence_caches import open_sequence_caches, sequence_caches
 from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorType, Value, range_along, with_dim
 from irpar.ops.facts import needed
 from irpar.pass_manager import Pass, PassResult
 
 from .complete_sharding import propagated
+from .raise_opset import RaiseOpset
 from .simplify_layout import SimplifyLayout
 
 
@@ -38,10 +40,11 @@ class SplitWeights(Pass):
     A weight that several products read, as tied layers do, is split where all of them take the same sections apart, and
     they share the sections. Before that, scales of weights of 4 bits that lie in one dim get the dims of columns and
     of blocks (`flat_scales`), attention that reads q, k and v side by side gets three operands (`packed_attention`),
-    products that quantise their data become two nodes (`dynamic_products`), and blocks of quantized weights that do
-    not divide over the ranks become smaller (`finer_blocks`). A weight stays one where another node
-    reads it, where something between it and its readers is annotated, where readers overlap, and where it is annotated
-    with a cut that does not divide each section.
+    products that quantise their data become two nodes (`dynamic_products`), attention over caches that are sharded
+    along the sequence becomes ONNX's operators (`sequence_caches`), of opset 18 where those of the model are older, and
+    blocks of quantized weights that do not divide over the ranks become smaller (`finer_blocks`). A weight stays one
+    where another node reads it, where something between it and its readers is annotated, where readers overlap, and
+    where it is annotated with a cut that does not divide each section.
     """
 
     name = "split-weights"
@@ -51,7 +54,7 @@ class SplitWeights(Pass):
         """Split in all graphs."""
         if module.is_local or module.annotations:
             return PassResult(False)  # Annotations that wait for a mesh name the weights as they are.
-        scales, packed, dynamic = give_operands(module)
+        scales, packed, dynamic, caches = give_operands(module)
         finer = take_finer_blocks(module, partial(propagated, module))
         count = 0
         made: Made = {}
@@ -68,17 +71,20 @@ class SplitWeights(Pass):
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
             SimplifyLayout().run(module)
         told: dict[str, int | float] = {"weights": count, "scales": scales, "finer blocks": finer}
-        told |= {"attentions": packed, "products": dynamic}
+        told |= {"attentions": packed, "products": dynamic, "caches": caches}
         return PassResult(any(told.values()), statistics=told)
 
 
 def give_operands(module: Module) -> list[int]:
-    """Write operators so that they can be sharded: `flat_scales`, `packed_attention`, `dynamic_products`.
+    """Write operators so that they can be sharded: `flat_scales`, `packed_attention`, `dynamic_products`,
+    `sequence_caches`.
 
     Returns:
         How often each has been done.
     """
-    ways = (unflatten_scales, take_packed_apart, take_products_apart)
+    if any(map(sequence_caches, module.all_graphs())):
+        RaiseOpset().run(module)
+    ways = (unflatten_scales, take_packed_apart, take_products_apart, open_sequence_caches)
     return [sum(way(module, graph) for graph in module.all_graphs()) for way in ways]
 
 

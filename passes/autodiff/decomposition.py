@@ -1,17 +1,16 @@
 """Operators that are differentiated as what they are made of: these nodes take their place first."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
-from irpar.ir import Graph, Node, Type, Value
+from irpar.ir import Graph, Node, Value
 from irpar.ir.graph import captured_or_read
-from irpar.ops import OpDef, definition
+from irpar.ops import definition
 from irpar.ops.effects import schema_of
 from irpar.ops.facts import CannotTellError
+from irpar.ops.gradients.decomposed import Infer, take_apart, take_back
 from irpar.ops.gradients.writer import GradientWriter, NoGradientError
 
 from .dependence import is_flat, reached
-
-Infer = Callable[[Node], Sequence[Type]]
 
 
 def decompose(
@@ -32,11 +31,11 @@ def decompose(
         is_flat_here = is_flat(node, straight_through=straight_through)
         if is_flat_here or not any(value in found for value in captured_or_read(node)):
             if known is not None and known.decompose is not None and _is_foreign(node):
-                count += bool(_replace(node, known, opsets, infer))
+                count += bool(take_apart(node, opsets, infer))
             continue
         made = [node]
         if known is not None and known.decompose is not None and known.gradient is None:
-            made = _replace(node, known, opsets, infer)
+            made = take_apart(node, opsets, infer)
             count += bool(made)
         for nested in node.nested_graphs():
             count += decompose_all(nested, opsets, infer)
@@ -55,32 +54,11 @@ def decompose_all(graph: Graph, opsets: Mapping[str, int], infer: Infer) -> int:
     for node in tuple(graph):
         known = definition(node)
         if known is not None and known.decompose is not None and known.gradient is None:
-            count += bool(_replace(node, known, opsets, infer))
+            count += bool(take_apart(node, opsets, infer))
             continue
         for nested in node.nested_graphs():
             count += decompose_all(nested, opsets, infer)
     return count
-
-
-def _replace(node: Node, known: OpDef, opsets: Mapping[str, int], infer: Infer) -> list[Node]:
-    """Put the decomposition in the place of a node; its new nodes, none where it cannot be decomposed."""
-    assert node.graph is not None
-    assert known.decompose is not None
-    writer = GradientWriter(node.graph, opsets, before=node, like=node, infer=infer)
-    try:
-        values = list(known.decompose(node, writer))
-    except (CannotTellError, NoGradientError):
-        _take_back(writer)
-        return []  # autodiff refuses it, if it is on the way.
-    names = [value.name for value in node.results]
-    for value, old in zip(values, node.results, strict=True):
-        if value.node in writer.made:
-            value.type = old.type
-    node.replace(values)
-    for value, name in zip(values, names, strict=True):
-        if value.node in writer.made:
-            value.rename(name)
-    return writer.made
 
 
 def why_not(node: Node, opsets: Mapping[str, int], infer: Infer) -> str:
@@ -97,10 +75,5 @@ def why_not(node: Node, opsets: Mapping[str, int], infer: Infer) -> str:
     except NoGradientError as error:
         return str(error)
     finally:
-        _take_back(writer)
+        take_back(writer)
     return "its parts have none"
-
-
-def _take_back(writer: GradientWriter) -> None:
-    for made in reversed(writer.made):
-        made.erase_forced()

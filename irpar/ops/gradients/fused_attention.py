@@ -304,9 +304,11 @@ class _Cache:
         before = w.unsqueeze(self.before, [1, 2, 3])
         place = w.constant(np.arange(self.count)[:, None], "places")
         behind = w.op("Sub", [place, before])
-        nearest = w.op("Max", [w.op("Min", [behind, w.ints([steps - 1])]), w.ints([0])])
-        index = w.op("Expand", [nearest, w.shape_of(past)])
-        found = w.op("GatherElements", [new, index], {"axis": 2})
+        found = new  # One of them is what any place of a row may get.
+        if steps > 1:
+            nearest = w.op("Max", [w.op("Min", [behind, w.ints([steps - 1])]), w.ints([0])])
+            index = w.op("Expand", [nearest, w.shape_of(past)])
+            found = w.op("GatherElements", [new, index], {"axis": 2})
         found = w.where(w.compare("Less", behind, steps), found, 0.0)
         return w.where(w.compare("Less", behind, 0), past, found)
 
