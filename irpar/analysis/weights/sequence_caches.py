@@ -5,6 +5,7 @@ products and a Softmax each device puts new keys into its block, scores its own,
 """
 
 from irpar.ir import Graph, Module, Node, Value
+from irpar.ops.facts import operand
 from irpar.ops.gradients.decomposed import take_apart
 from irpar.ops.microsoft import DOMAIN
 
@@ -25,8 +26,10 @@ def sequence_caches(graph: Graph) -> list[Node]:
 
 
 def _has_sharded_cache(node: Node) -> bool:
-    pasts = [node.operand(place) for place in _PASTS.get(node.op_type, ())]
-    return any(value is not None and _is_sharded(value) for value in (*pasts, *(node.results[1:3] if pasts else ())))
+    if node.op_type not in _PASTS:
+        return False
+    pasts = (operand(node, place) for place in _PASTS[node.op_type])
+    return any(value is not None and _is_sharded(value) for value in (*pasts, *node.results[1:3]))
 
 
 def _is_sharded(value: Value) -> bool:
