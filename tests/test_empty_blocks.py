@@ -116,14 +116,14 @@ def test_what_does_not_run_without_elements_is_told(tmp_path: Path) -> None:
 
 
 def test_which_tensor_leaves_a_rank_without_elements_is_told() -> None:
-    """A token of its own before those of an image, which are sharded."""
-    module = parse_module("""graph @g(%token: f32[4, 1, 8], %x: f32[4, 15, 8]) -> (%y) opset 21 {
-      %r = Relu(%x) : f32[4, 15, 8]
-      %y = Concat(%token, %r) {axis=1} : f32[4, 16, 8]
+    """Three tokens before those of a sentence, which are too few for these to be had by every device."""
+    module = parse_module("""graph @g(%tokens: f32[4, 3, 8], %x: f32[4, 13, 8]) -> (%y) opset 21 {
+      %r = Relu(%x) : f32[4, 13, 8]
+      %y = Concat(%tokens, %r) {axis=1} : f32[4, 16, 8]
     }""")
     module.shard("x", [None, "x", None])
-    (gathered,) = irpar.partition(module, irpar.Mesh({"x": 2})).plan.collectives
-    told = "dim 1, along which another of its tensors has 1: 1 over 2 leaves a rank without elements"
+    (gathered,) = irpar.partition(module, irpar.Mesh({"x": 4})).plan.collectives
+    told = "dim 1, along which another of its tensors has 3: 3 over 4 leaves a rank without elements"
     assert told in gathered["reason"]
 
 
