@@ -30,61 +30,101 @@ def _rule(node: Node) -> FactorRule:
 
 
 def _localize(whole_node: Node, local: Node, builder: Builder) -> list[Value] | None:
-    """Each place of the block has what is written there, or what it had.
+    """Write what falls into the block.
 
-    cache : [1, 8, 4096@sp, 64], update : [1, 8, 1, 64] at 2500, over sp=4: the third device writes place 452 of its own
+    cache : [1, 8, 4096@sp, 64], update : [1, 8, 1, 64] at 2500, over sp=4: the third device writes its place 452, the
+    others write their last or their first as it is
     """
     size = shape_of(whole_node, 0)
     axis = axis_attribute(whole_node, len(size), -2)
     start = start_of_block(needed(whole_node, 0).sharding, axis, size[axis], builder)
     if start is None:
         return None
-    past, update = needed(local, 0), needed(local, 1)
-    count = update.shape[axis]
-    place = _place_in_update(local, axis, start, size[axis], builder)
-    is_written = is_within(place, count, builder)
-    shape = [1] * len(past.shape)
-    shape[0], shape[axis] = place.shape
-    hits = builder.op("Reshape", [is_written, number(builder, shape)], type=TensorType(DType.BOOL, tuple(shape)))
-    if count != 1:
-        update = _taken(update, place, is_written, axis, builder)
-    return [typed_like(local.result, "Where", [hits, update, past], None, builder)]
+    written = _Written(local, axis, size[axis], start, builder)
+    return [written.run() if written.is_one_run else written.everywhere()]
 
 
-def _place_in_update(local: Node, axis: int, start: Value, size: int, builder: Builder) -> Value:
-    """For each batch element, or for all, and each place of the block: which place of the update falls there."""
-    rows = needed(local, 0).shape[axis]
-    own = builder.constant(np.arange(rows, dtype=np.int64)[None], "places")
-    place = builder.op("Add", [own, start], type=TensorType(DType.I64, (1, rows)))
-    first = operand(local, 2)
-    if first is not None:
-        batch = first.shape[0]
-        first = builder.op("Reshape", [first, number(builder, [batch, 1])], type=TensorType(DType.I64, (batch, 1)))
-        place = builder.op("Sub", [place, first], type=TensorType(DType.I64, (batch, rows)))
-    if text_attribute(local, "mode", "linear") == "circular":
-        place = builder.op("Mod", [place, number(builder, size)], type=place.type)
-    return place
+class _Written:
+    """Writes one node for a block.
 
+    Args:
+        local: the node.
+        axis: the dim of the sequence.
+        size: places of all blocks.
+        start: the first of the block.
+        builder: inserts before the node.
+    """
 
-def _taken(update: Value, place: Value, is_written: Value, axis: int, builder: Builder) -> Value:
-    """What of an update falls to each place of the block; any of it where nothing does."""
-    batch, rows = update.shape[0], place.shape[1]
-    index = builder.op("Where", [is_written, place, number(builder, 0)], type=place.type)
-    rank = len(update.shape)
-    front = (0, axis, *(dim for dim in range(1, rank) if dim != axis))
-    shape = tuple(update.shape[dim] for dim in front)
-    turned = builder.op("Transpose", [update], {"perm": front}, type=TensorType(update.dtype, shape))
-    found = TensorType(update.dtype, (batch, rows, *shape[2:]))
-    if place.shape[0] == 1:
-        index = builder.op("Reshape", [index, number(builder, [rows])], type=TensorType(DType.I64, (rows,)))
-        turned = builder.op("Gather", [turned, index], {"axis": 1}, type=found)
-    else:
-        tuples = (batch, rows, 1)
-        index = builder.op("Reshape", [index, number(builder, tuples)], type=TensorType(DType.I64, tuples))
-        turned = builder.op("GatherND", [turned, index], {"batch_dims": 1}, type=found)
-    back = tuple(front.index(dim) for dim in range(rank))
-    of = TensorType(update.dtype, tuple(rows if dim == axis else length for dim, length in enumerate(update.shape)))
-    return builder.op("Transpose", [turned], {"perm": back}, type=of)
+    def __init__(self, local: Node, axis: int, size: int, start: Value, builder: Builder) -> None:
+        self.local, self.axis, self.size, self.start, self.builder = local, axis, size, start, builder
+        self.past, self.update = needed(local, 0), needed(local, 1)
+        self.rows, self.count = self.past.shape[axis], self.update.shape[axis]
+        self.is_circular = text_attribute(local, "mode", "linear") == "circular"
+        given = operand(local, 2)
+        batch = self.update.shape[0]
+        self.first = builder.constant(np.zeros(batch, np.int64), "first") if given is None else given
+
+    @property
+    def is_one_run(self) -> bool:
+        """Whether what falls into the block stands side by side, and is no more than it holds."""
+        return self.count <= self.rows and not (self.is_circular and self.count > 1)
+
+    def run(self) -> Value:
+        """As many places side by side as the update has: of those that it does not write what they hold."""
+        first = self._op("Mod", self.first, number(self.builder, self.size)) if self.is_circular else self.first
+        most = number(self.builder, self.rows - self.count)
+        begin = self._op("Max", self._op("Min", self._op("Sub", first, self.start), most), number(self.builder, 0))
+        steps = self.builder.constant(np.arange(self.count, dtype=np.int64)[None], "steps")
+        place = self._op("Add", self._column(begin), steps)
+        of_update = self._op("Sub", self._op("Add", place, self.start), self._column(first))
+        is_new = is_within(of_update, self.count, self.builder)
+        new = self.update if self.count == 1 else self._along(self.update, self._or_first(of_update, is_new))
+        chosen = self._chosen(is_new, new, self._along(self.past, place))
+        attributes = {"axis": self.axis, "mode": "linear"}
+        return typed_like(self.local.result, "TensorScatter", [self.past, chosen, begin], attributes, self.builder)
+
+    def everywhere(self) -> Value:
+        """Each place of the block: what is written there, or what it holds."""
+        own = self.builder.constant(np.arange(self.rows, dtype=np.int64)[None], "places")
+        of_update = self._op("Sub", self._op("Add", own, self.start), self._column(self.first))
+        if self.is_circular:
+            of_update = self._op("Mod", of_update, number(self.builder, self.size))
+        is_new = is_within(of_update, self.count, self.builder)
+        new = self._along(self.update, self._or_first(of_update, is_new))
+        return self._chosen(is_new, new, self.past)
+
+    def _op(self, op_type: str, left: Value, right: Value) -> Value:
+        """A node of two i64 operands."""
+        shape = np.broadcast_shapes(left.shape, right.shape)
+        return self.builder.op(op_type, [left, right], type=TensorType(DType.I64, shape))
+
+    def _column(self, rows: Value) -> Value:
+        shape = (rows.shape[0], 1)
+        return self.builder.op("Reshape", [rows, number(self.builder, shape)], type=TensorType(DType.I64, shape))
+
+    def _or_first(self, place: Value, is_there: Value) -> Value:
+        return self.builder.op("Where", [is_there, place, number(self.builder, 0)], type=place.type)
+
+    def _in_dims(self, rows: Value) -> Value:
+        """Numbers [batch, places] as they stand in the cache: [batch, 1, .., places, .., 1]."""
+        shape = [1] * len(self.past.shape)
+        shape[0], shape[self.axis] = rows.shape
+        type_ = TensorType(rows.dtype, tuple(shape))
+        return self.builder.op("Reshape", [rows, number(self.builder, shape)], type=type_)
+
+    def _along(self, data: Value, place: Value) -> Value:
+        """The elements of some places of each batch element."""
+        shape = tuple(place.shape[1] if dim == self.axis else size for dim, size in enumerate(data.shape))
+        index_type = TensorType(DType.I64, shape)
+        index = self.builder.op("Expand", [self._in_dims(place), number(self.builder, shape)], type=index_type)
+        type_ = TensorType(data.dtype, shape)
+        return self.builder.op("GatherElements", [data, index], {"axis": self.axis}, type=type_)
+
+    def _chosen(self, is_new: Value, new: Value, old: Value) -> Value:
+        """What is new, and what was there."""
+        if old is self.past:
+            return typed_like(self.local.result, "Where", [self._in_dims(is_new), new, old], None, self.builder)
+        return self.builder.op("Where", [self._in_dims(is_new), new, old], type=old.type)
 
 
 define(OpDef("", "TensorScatter", same_type, _rule, localize=_localize, gradient=gradients.of_tensor_scatter))
