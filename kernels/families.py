@@ -9,6 +9,7 @@ _FAMILIES = {
     ),
     "attention": "Attention:23 RotaryEmbedding:23",
     "attention_gradient": "irpar::AttentionForward:1 irpar::AttentionGradient:1",
+    "block_quantized": "com.microsoft::MatMulNBits:1",
     "cast": "BitCast:26 Cast:6 CastLike:15",
     "channels_last": "irpar::ConvChannelsLast:1 irpar::GroupNormChannelsLast:1 irpar::PoolChannelsLast:1",
     "convolution": "Col2Im:18 Conv:1 ConvInteger:10 ConvTranspose:1 QLinearConv:10",
