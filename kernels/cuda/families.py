@@ -5,6 +5,7 @@ from ..table import operators_of
 _FAMILIES: dict[str, str] = {
     "attention": "Attention:23",
     "attention_gradient": "irpar::AttentionForward:1 irpar::AttentionGradient:1",
+    "block_quantized": "com.microsoft::MatMulNBits:1",
     "channels_last": "irpar::ConvChannelsLast:1",
     "convolution": "Conv:1",
     "copies": "Concat:4 Reshape:5 irpar::JoinHeads:1",
