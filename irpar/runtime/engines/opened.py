@@ -1,6 +1,6 @@
 """Operators that no kernel computes, as the operators of ONNX that they are made of.
 
-MatMulNBits, GroupQueryAttention and their like are how ONNX Runtime's tools write what ONNX says in several nodes: what
+MultiHeadAttention, GroupQueryAttention and their like are how ONNX Runtime's tools write what ONNX says in several nodes: what
 differentiates them (`OpDef.decompose`) also says how engines without ONNX Runtime compute them.
 """
 
