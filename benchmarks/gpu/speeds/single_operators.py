@@ -29,7 +29,8 @@ class Operator:
     Attributes:
         name: as the table calls it.
         nodes: (operator, operands, results, attributes); operands are inputs, or results of earlier nodes.
-        inputs: name to shape; token ids are called "ids", and number the rows of "table", or the columns of "scores".
+        inputs: name to shape; token ids are called "ids", and number the rows of "table", or the columns of "scores";
+            weights of a few bits are called "packed".
         result: the name of what comes out last.
         dtype: of all floats.
         is_causal: whether half of its products are masked.
@@ -59,6 +60,8 @@ class Operator:
         if name == "ids":
             count = self.inputs["table"][0] if "table" in self.inputs else self.inputs["scores"][1]
             return random.integers(0, count, shape)
+        if name == "packed":
+            return random.integers(0, 256, shape, np.uint8)
         numbers = random.standard_normal(shape, np.float32)
         # What is squared sums must not be negative.
         return (np.abs(numbers) if name == "variance" else numbers).astype(NUMPY_DTYPES[self.dtype])
@@ -66,9 +69,9 @@ class Operator:
     def model(self) -> onnx.ModelProto:
         """The model."""
         kind = _TYPES[self.dtype]
+        others = {"ids": TensorProto.INT64, "packed": TensorProto.UINT8}
         inputs = [
-            helper.make_tensor_value_info(name, TensorProto.INT64 if name == "ids" else kind, shape)
-            for name, shape in self.inputs.items()
+            helper.make_tensor_value_info(name, others.get(name, kind), shape) for name, shape in self.inputs.items()
         ]
         outputs = [helper.make_tensor_value_info(name, kind, None) for name in self.results]
         constants = [
@@ -115,6 +118,8 @@ def operators() -> Iterator[Operator]:
         yield product(dtype, 1024, 1024, 64, 96)
     yield product(BRAIN, 1, 4096, 14336)
     yield product(BRAIN, 2048, 4096, 14336)
+    for rows in (1, 8, 2048):
+        yield _quantized(HALF, rows, 4096, 14336, 32)
     for dtype in (HALF, FULL):
         yield _one("Softmax", dtype, {"x": (96, 1024, 1024)}, axis=-1)
         yield _one("LayerNormalization", dtype, {"x": (8192, 768), "scale": (768,), "bias": (768,)}, axis=-1)
@@ -151,6 +156,16 @@ def operators() -> Iterator[Operator]:
 
 def _one(op: str, dtype: str, inputs: Mapping[str, tuple[int, ...]], **attributes: Any) -> Operator:
     return Operator(op, [(op, tuple(inputs), ("y",), attributes)], inputs, dtype)
+
+
+def _quantized(dtype: str, rows: int, depth: int, columns: int, block: int) -> Operator:
+    """A product with weights of 4 bits."""
+    blocks = depth // block
+    inputs = {"x": (rows, depth), "packed": (columns, blocks, block // 2), "scales": (columns, blocks)}
+    sizes = {"K": depth, "N": columns, "block_size": block, "bits": 4}
+    return Operator(
+        "MatMulNBits", [("MatMulNBits", tuple(inputs), ("y",), sizes)], inputs, dtype, domain="com.microsoft"
+    )
 
 
 def _last(op: str, dtype: str, inputs: Mapping[str, tuple[int, ...]], **attributes: Any) -> Operator:

@@ -41,7 +41,10 @@ def _operands(node: Node, feeds: dict[str, Array]) -> list[Array | None]:
 
 def test_what_is_opened() -> None:
     operators = {sample.operator for sample in SAMPLES}
-    assert {"DeformConv", *(f"com.microsoft.{name}" for name in ("MultiHeadAttention", "GroupQueryAttention"))} <= operators
+    assert {
+        "DeformConv",
+        *(f"com.microsoft.{name}" for name in ("MultiHeadAttention", "GroupQueryAttention")),
+    } <= operators
     assert all(opened(sample.node, Scope(Arrays())) is not None for sample in SAMPLES)
 
 
