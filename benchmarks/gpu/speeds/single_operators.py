@@ -34,6 +34,7 @@ class Operator:
         result: the name of what comes out last.
         dtype: of all floats.
         is_causal: whether half of its products are masked.
+        tiny: the same in sizes for development, where attributes name sizes.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Operator:
     domain: str = ""
     constants: Mapping[str, float] = field(default_factory=dict)
     is_causal: bool = False
+    tiny: "Operator | None" = None
 
     @property
     def label(self) -> str:
@@ -96,6 +98,8 @@ class Operator:
 
     def small(self) -> "Operator":
         """The same in sizes for development."""
+        if self.tiny is not None:
+            return self.tiny
         inputs = {name: tuple(max(2, size // SMALL) for size in shape) for name, shape in self.inputs.items()}
         return Operator(
             self.name, self.nodes, inputs, self.dtype, self.results, self.domain, self.constants, self.is_causal
@@ -163,9 +167,9 @@ def _quantized(dtype: str, rows: int, depth: int, columns: int, block: int) -> O
     blocks = depth // block
     inputs = {"x": (rows, depth), "packed": (columns, blocks, block // 2), "scales": (columns, blocks)}
     sizes = {"K": depth, "N": columns, "block_size": block, "bits": 4}
-    return Operator(
-        "MatMulNBits", [("MatMulNBits", tuple(inputs), ("y",), sizes)], inputs, dtype, domain="com.microsoft"
-    )
+    nodes = [("MatMulNBits", tuple(inputs), ("y",), sizes)]
+    tiny = None if blocks == 1 else _quantized(dtype, min(rows, 3), block, 8, block)
+    return Operator("MatMulNBits", nodes, inputs, dtype, domain="com.microsoft", tiny=tiny)
 
 
 def _last(op: str, dtype: str, inputs: Mapping[str, tuple[int, ...]], **attributes: Any) -> Operator:

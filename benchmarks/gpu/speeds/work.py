@@ -7,7 +7,7 @@ from irpar.analysis.cost.node import node_flops
 from irpar.analysis.memory.liveness import value_bytes
 from irpar.ir import Graph, Value
 
-PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "Attention"})
+PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "Conv", "Attention", "MatMulNBits"})
 """Operators whose FLOPs the device's rate of products holds for; those of others are few beside."""
 
 

@@ -1,7 +1,7 @@
 """Operators that no kernel computes, as the operators of ONNX that they are made of.
 
-MultiHeadAttention, GroupQueryAttention and their like are how ONNX Runtime's tools write what ONNX says in several nodes: what
-differentiates them (`OpDef.decompose`) also says how engines without ONNX Runtime compute them.
+MultiHeadAttention, GroupQueryAttention and their like are how ONNX Runtime's tools write what ONNX says in several
+nodes: what differentiates them (`OpDef.decompose`) also says how engines without ONNX Runtime compute them.
 """
 
 from typing import TYPE_CHECKING, Any
