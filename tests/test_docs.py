@@ -44,6 +44,7 @@ from irpar.runtime.groups.wire.sockets import LISTEN
 from irpar.runtime.launch.environment import LAUNCHERS, World
 from irpar.runtime.launch.rank_process import free_port
 from irpar.runtime.launch.token import TOKEN, TOKEN_FILE
+from tests.decoding_steps import Step
 from tests.patience import patient
 from tests.runtime.groups.mpi_libraries import find
 from tests.runtime.launched import take_signals
@@ -101,8 +102,8 @@ def test_every_page_is_in_the_index() -> None:
 @pytest.mark.parametrize(
     ("example", "batch", "sent"),
     [
-        (-2, 4, [*[("all_reduce", ["tp"], 16384)] * 3, ("reduce_scatter", ["tp"], 8192)]),
-        (-1, 1, [("all_to_all", ["sp"], 1536)] * 8),
+        (-3, 4, [*[("all_reduce", ["tp"], 16384)] * 3, ("reduce_scatter", ["tp"], 8192)]),
+        (-2, 1, [("all_to_all", ["sp"], 1536)] * 8),
     ],
     ids=["megatron", "sequence"],
 )
@@ -116,6 +117,17 @@ def test_cuts_of_a_gpt(example: int, batch: int, sent: list[tuple[str, list[str]
     file.annotate(module)
     plan = irpar.partition(module).plan
     assert [(entry["kind"], entry["axes"], entry["sent_bytes"]) for entry in plan.collectives] == sent
+
+
+def test_a_cache_that_is_sharded(tmp_path: Path) -> None:
+    (tmp_path / "cache.yaml").write_text(code("shardings.md", "yaml")[-1])
+    Step("TensorScatter", 128, 1).save(tmp_path / "step.onnx")
+    module = irpar.load(tmp_path / "step.onnx")
+    file = read_shardings(tmp_path / "cache.yaml")
+    assert file.mesh is not None
+    module.set_mesh(file.mesh)
+    file.annotate(module)
+    assert {entry["kind"] for entry in irpar.partition(module).plan.collectives} == {"all_reduce"}
 
 
 def test_every_spelling(tmp_path: Path) -> None:
