@@ -126,7 +126,7 @@ def _node_key(node: Node, same: Same, without: frozenset[str], phase_of: PhaseOf
     if same:
         operands = tuple([None if value is None else same.get(value, value) for value in operands])
     facts = phase_of(node), node.stage, node.place, node.strategy
-    lies = tuple([(value.sharding, value.memory) for value in node.results])
+    lies = tuple([(value.sharding, value.memory, value.global_shape) for value in node.results])
     return node.domain, node.op_type, node.version, node.callee, operands, tuple(attributes), facts, lies
 
 

@@ -44,10 +44,11 @@ from .rule import DimFactors, FactorRule, Kind, RuleBuilder, moving_rule, whole
 # -- Gather ---------------------------------------------------------------------------------------------------------
 
 _CHOSEN_AS: dict[DType, DType] = {
+    DType.BF16: DType.F32,
     **dict.fromkeys((DType.I8, DType.U8, DType.I16, DType.U16), DType.I32),
     **dict.fromkeys((DType.U32, DType.U64), DType.I64),
 }
-"""Integers of which not every engine has a Where: what is chosen between is wider, and narrow again when it is sent."""
+"""Types of which not every engine has a Where: what is chosen between is wider, and narrow again when it is sent."""
 
 
 def _infer_gather(node: Node) -> Sequence[Type]:
@@ -112,11 +113,11 @@ def _looked_up(
     inside_each = _with_dims(inside, trailing, builder)
     if result.dtype is DType.BOOL:  # ONNX Runtime has no Where for bools.
         return typed_like(result, "And", [inside_each, found], None, builder)
-    if result.dtype in (DType.F16, DType.F32, DType.F64):
-        other = _with_dims(nothing_or_nan(known(), result.dtype, builder), trailing, builder)
-        return typed_like(result, "Where", [inside_each, found, other], None, builder)
     wide = _CHOSEN_AS.get(result.dtype, result.dtype)
-    nothing = builder.constant(neutral("sum", wide), "nothing")
+    if wide in (DType.F16, DType.F32, DType.F64):
+        nothing = _with_dims(nothing_or_nan(known(), wide, builder), trailing, builder)
+    else:
+        nothing = builder.constant(neutral("sum", wide), "nothing")
     if wide is result.dtype:
         return typed_like(result, "Where", [inside_each, found, nothing], None, builder)
     of = TensorType(wide, result.shape)
@@ -263,7 +264,7 @@ def _updates_kind(node: Node) -> tuple[Kind, Reduction]:
     """What cutting the updates means."""
     reduce = _SCATTERED.get(text_attribute(node, "reduction", "none"))
     dtype = tensor_of(node, 0).dtype
-    if reduce is None or dtype in _CHOSEN_AS or COMBINED.get(dtype) != "sum":
+    if reduce is None or (dtype in _CHOSEN_AS and not dtype.is_float) or COMBINED.get(dtype) != "sum":
         return Kind.REPLICATE, "sum"
     return Kind.REDUCE, reduce
 

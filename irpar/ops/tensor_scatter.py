@@ -13,8 +13,9 @@ from .op_def import OpDef
 from .registry import define
 from .rule import DimFactors, FactorRule, Kind, RuleBuilder
 
-_CHOSEN = (DType.F16, DType.BF16, DType.F32, DType.F64, DType.I32, DType.I64)
-"""Element types of which every engine has a Where."""
+_CHOSEN_AS = {DType.BF16: DType.F32, **dict.fromkeys((DType.I8, DType.U8, DType.I16, DType.U16), DType.I32)}
+"""Of which not every engine has a Where: what is chosen between is wider."""
+_CHOSEN = frozenset({DType.F16, DType.F32, DType.F64, DType.I32, DType.I64, *_CHOSEN_AS})
 
 
 def _rule(node: Node) -> FactorRule:
@@ -122,9 +123,15 @@ class _Written:
 
     def _chosen(self, is_new: Value, new: Value, old: Value) -> Value:
         """What is new, and what was there."""
-        if old is self.past:
-            return typed_like(self.local.result, "Where", [self._in_dims(is_new), new, old], None, self.builder)
-        return self.builder.op("Where", [self._in_dims(is_new), new, old], type=old.type)
+        kind = _CHOSEN_AS.get(old.dtype, old.dtype)
+        operands = [self._in_dims(is_new), self._cast(new, kind), self._cast(old, kind)]
+        chosen = self.builder.op("Where", operands, type=TensorType(kind, old.shape))
+        return self._cast(chosen, old.dtype)
+
+    def _cast(self, value: Value, kind: DType) -> Value:
+        if value.dtype is kind:
+            return value
+        return self.builder.op("Cast", [value], {"to": kind.value}, type=TensorType(kind, value.shape))
 
 
 define(OpDef("", "TensorScatter", same_type, _rule, localize=_localize, gradient=gradients.of_tensor_scatter))

@@ -191,9 +191,11 @@ class ProgramWriter:
 
     def filled(self, like: Value, dim: int, size: int, number: "np.ndarray[Any, Any] | int") -> Value:
         """A value like another but for its size along a dim, every element a number."""
-        known = self.builder.constant(np.asarray(number, like.dtype.numpy), "filler")
+        # ONNX Runtime expands no bfloat16.
+        dtype = DType.F32 if like.dtype is DType.BF16 else like.dtype
+        known = self.builder.constant(np.asarray(number, dtype.numpy), "filler")
         shape = with_size(like.shape, dim, size)
-        return self.op("Expand", [known, self.ints(shape)], shape=shape, dtype=like.dtype)
+        return self.cast(self.op("Expand", [known, self.ints(shape)], shape=shape, dtype=dtype), like.dtype)
 
     def as_reduced(self, value: Value) -> Value:
         """A value whose `dims` have size 1 as a reduction gives it: without them, unless its `keepdims` says so."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -144,3 +145,45 @@ def test_which_factors_may_be_cut(text: str, expected: int) -> None:
     rule = factor_rule(graph.first)
     assert rule is not None
     assert len(program_factors(graph.first, rule, program_of(graph.first, rule))) == expected
+
+
+def test_two_results_that_one_device_holds_alike(tmp_path: Path) -> None:
+    """Of 10 and of 11 elements the last of two devices has the same five, which are two results all the same."""
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[2] a, float[3] b, float[8] x) => (float[10] y, float[11] z) {
+      y = Concat <axis = 0> (a, x)
+      z = Concat <axis = 0> (b, x)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    for name in ("y", "z"):
+        module.shard(name, ["p"])
+    partition = irpar.partition(module, {"p": 2})
+    operands = {name: np.arange(size, dtype=np.float32) for name, size in (("a", 2), ("b", 3), ("x", 8))}
+    check(partition, operands, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(bfloat16[64, 4] x) => (bfloat16[2, 4] y) <int64[1] s = {40}, int64[1] e = {42}> { y = Slice(x, s, e) }",
+        "(bfloat16[64, 4] x) => (bfloat16[65, 4] y) <int64[4] p = {1, 0, 0, 0}> { y = Pad(x, p) }",
+        "(bfloat16[64, 4] x) => (bfloat16[3, 4] y) <int64[3] i = {40, 3, 63}> { y = Gather(x, i) }",
+        "(bfloat16[1, 64, 4] x, bfloat16[1, 2, 4] u) => (bfloat16[1, 64, 4] y) <int64[1] at = {31}> "
+        "{ y = TensorScatter(x, u, at) }",
+    ],
+    ids=["Slice", "Pad", "Gather", "TensorScatter"],
+)
+def test_operators_that_onnx_runtime_has_not_for_bfloat16_are_left_out(text: str, tmp_path: Path) -> None:
+    """It has no Expand and no Where of it."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 24]> g {text}')
+    onnx.save(model, tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.input]
+    module.shard("x", [None, "p", None] if len(shapes[0]) == 3 else ["p", None])
+    partition = irpar.partition(module, {"p": 3})
+    numbers = [np.random.default_rng(0).standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in shapes]
+    inputs = dict(zip((value.name for value in model.graph.input), numbers, strict=True))
+    whole = irpar.partition(irpar.load(tmp_path / "model.onnx"), {"p": 1}).run(inputs, engine="ort")["y"]
+    for engine in ("ort", "numpy"):
+        np.testing.assert_array_equal(partition.run(inputs, engine=engine)["y"].view(np.uint16), whole.view(np.uint16))
