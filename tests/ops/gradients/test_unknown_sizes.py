@@ -43,6 +43,7 @@ NEED_SIZES = frozenset(
         "LinearAttention",
         "LpPool",
         "MRotaryEmbedding",
+        "MatMulNBits",
         "MaxPool",
         "Pad",
         "Resize",
