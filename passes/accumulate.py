@@ -9,6 +9,7 @@ from irpar.errors import IrparError, listed
 from irpar.globs import matching_names
 from irpar.ir import Dim, Graph, Module, Value, captured_or_read, tensor_type
 from irpar.ir.annotate import matches
+from irpar.ir.annotation import Annotation, AnnotationError
 from irpar.ir.state import LOSS
 from irpar.ir.state_rules import replace_outputs
 from irpar.ops.effects import draws_random_numbers
@@ -156,6 +157,14 @@ def _first_dim(value: Value) -> Dim:
     return found.shape[0] if found is not None and found.shape else None
 
 
+def _annotated(module: Module, annotation: Annotation) -> list[Value]:
+    """What an annotation that waits for a mesh is about; nothing is known of one whose value is yet to come."""
+    try:
+        return matches(module, annotation)
+    except AnnotationError:
+        return []
+
+
 class _Loop:
     """Moves the nodes of a step into the body of a Scan.
 
@@ -180,6 +189,8 @@ class _Loop:
         self.inside = GradientWriter(self.body, module.opsets)
         self.starts: list[Value] = []
         self.ends: dict[str, Value] = {}
+        # Asked while the graph has all values: the body has no node yet when its inputs change.
+        self.annotated = [_annotated(module, annotation) for annotation in module.annotations]
 
     def write(self) -> None:
         """Write the Scan, and let the graph give what it ends as."""
@@ -314,5 +325,5 @@ class _Loop:
             value.sharding = Sharding.of_spec(value.sharding.mesh, [None, *value.sharding.spec()])
         waiting = self.module.annotations
         for place, annotation in enumerate(waiting):
-            if matches(self.module, annotation) == [value] and len(annotation.spec) == len(value.shape) - 1:
+            if self.annotated[place] == [value] and len(annotation.spec) == len(value.shape) - 1:
                 waiting[place] = replace(annotation, spec=(None, *annotation.spec))

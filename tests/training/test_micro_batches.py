@@ -122,6 +122,18 @@ def test_micro_batches_are_the_whole_batch(options: dict[str, Any]) -> None:
         close(trained(on(step_of(**options), mesh)), expected)
 
 
+def test_what_was_annotated_before_the_step_is_made() -> None:
+    """Values that move into the loop, and inputs that get a dim more."""
+    model, options = with_weights(CLASSIFIER), {"optimizer": "momentum", "learning_rate": 0.1, "micro_batches": COUNT}
+    expected = trained(irpar.partition(irpar.train_step(model, **options), "d=1"))
+    model.shard("a", [None, "tp"])
+    model.shard("x", ["dp", None])
+    partition = irpar.partition(irpar.train_step(model, **options), {"dp": 2, "tp": 2})
+    (a,) = (value for value in partition.plan.values if value["name"] == "a")
+    assert a["sharding"] == [None, ["tp"]]
+    close(trained(partition), expected)
+
+
 def test_micro_batches_count_by_their_targets() -> None:
     """One of them has no target that counts, which is no reason for a loss that is no number."""
     given = batch()
