@@ -35,7 +35,7 @@ from .facts import (
 )
 from .gradients import indexing as gradients
 from .local import add_bias_once, typed_like
-from .local_programs.shape import COMPRESS, chosen
+from .local_programs.shape import COMPRESS, ORDER, chosen, reordered
 from .neutral import COMBINED, neutral
 from .op_def import OpDef
 from .registry import define
@@ -61,10 +61,13 @@ def _rule_gather(node: Node) -> FactorRule:
     """`([v,d],[i,j])->([i,j,d])`: all pass but the axis v.
 
     Where v is cut, each device looks up the indices that fall into its block and gives zeros for the others: partial
-    sums, as in Megatron-LM's vocabulary-parallel embedding (Shoeybi et al., 2019).
+    sums, as in Megatron-LM's vocabulary-parallel embedding (Shoeybi et al., 2019). Where it puts what is computed in
+    another order, elements move to other blocks.
     """
     shape = shape_of(node, 0)
     axis = axis_attribute(node, len(shape), 0)
+    if reordered(node) is not None:
+        return moving_rule(shapes_of(node), result_shape(node), {axis})
     reduce = COMBINED.get(tensor_of(node, 0).dtype)
     kind = Kind.REPLICATE if reduce is None else Kind.REDUCE
     rule = RuleBuilder()
@@ -136,7 +139,16 @@ def _with_dims(value: Value, count: int, builder: Builder) -> Value:
 
 
 _table = partial(OpDef, "", moves_elements=True, looks_up=True)
-define(_table("Gather", _infer_gather, _rule_gather, localize=look_up_own_rows, gradient=gradients.of_gather))
+define(
+    _table(
+        "Gather",
+        _infer_gather,
+        _rule_gather,
+        localize=look_up_own_rows,
+        local_program=ORDER.local_program(),
+        gradient=gradients.of_gather,
+    )
+)
 
 
 # -- GatherElements, GatherND ---------------------------------------------------------------------------------------

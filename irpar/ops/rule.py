@@ -244,8 +244,8 @@ def moving_rule(
     ]
     results = [() if dim in few else factors for dim, factors in enumerate(dims)]
     kept = [factors for dim, factors in enumerate(dims) if dim not in changed]
-    # Where the few are large it may be less to shard a dim beside them.
-    moves = [(factors, to) for dim, factors in enumerate(dims) if dim in few for to in kept]
+    # Where what moves is large it may be less to shard a dim beside it.
+    moves = [(factors, to) for dim, factors in enumerate(dims) if dim in changed for to in kept]
     operands = [dims, *(() if other is None else whole(len(other)) for other in others)]
     return rule.done(operands, [results], reduce, moves=moves)
 

@@ -10,6 +10,7 @@ from .chains import chain_of, goes_on, is_layout, simplify
 from .merged_dims import MergedDims
 from .pads import pad_windows, take_off_windows
 from .repeats import repeat_apart
+from .rolls import roll
 from .rows import index_by_rows
 
 
@@ -24,6 +25,7 @@ class SimplifyLayout(Pass):
     the merged dim, and would have to be undone around it. They write the norm of a group of channels as one of
     instances, over a dim of all its channels, rows and columns. A GatherND whose first index counts the rows
     (`x[arange(batch), last]`) has them as batch dims, which may be cut.
+    Pieces of a dim that are joined in another order (a roll) are taken in that order by one Gather.
     Zeros that are put around the places of a convolution, and places that are cut off its result, are its pads.
     """
 
@@ -31,7 +33,7 @@ class SimplifyLayout(Pass):
 
     def run(self, module: Module) -> PassResult:
         """Simplify all graphs."""
-        found: Counter[str] = Counter(chains=0, merges=0, rows=0, pads=0)
+        found: Counter[str] = Counter(chains=0, merges=0, rows=0, pads=0, rolls=0)
         for graph in module.all_graphs():
             dims = MergedDims(module)
             for node in graph:
@@ -47,6 +49,8 @@ def _simplify(node: Node, dims: MergedDims, module: Module) -> dict[str, int]:
     if not is_layout(node):
         if pad_windows(node) or take_off_windows(node):
             return {"pads": 1}
+        if roll(node, module):
+            return {"rolls": 1}
         rows = index_by_rows(node, module)
         return {"rows": rows, "merges": dims.take_apart(node)}
     chain = chain_of(node)

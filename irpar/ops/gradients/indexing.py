@@ -20,12 +20,20 @@ def _gradient(of: Of) -> Value:
 
 
 def of_gather(node: Node, of: Of, w: GradientWriter) -> Sequence[Value | None]:
-    """Rows of the gradient, added to the rows that they were read from; of one known row zeros around it."""
+    """Rows of the gradient, added to the rows that they were read from; of one known row zeros around it.
+
+    Of all rows in another order, which a constant tells, they are put back.
+    """
     x, index, g = needed(node, 0), needed(node, 1), _gradient(of)
     axis = axis_attribute(node, len(w.dims(x)), 0)
     size = w.dims(x)[axis]
     if index.data is not None and index.data.size == 1 and isinstance(size, int):
         return w.each(lambda: _one_row(x, g, int(index.data.numpy().item()) % size if index.data else 0, axis, w))
+    if index.data is not None and isinstance(size, int) and index.data.shape == (size,):
+        places = index.data.numpy() % max(size, 1)
+        if np.array_equal(np.sort(places), np.arange(size)):
+            back = np.argsort(places).tolist()
+            return w.each(lambda: w.op("Gather", [g, w.ints(back)], {"axis": axis}, type=x.type))
     return w.each(lambda: _rows(x, index, g, axis, w))
 
 

@@ -232,11 +232,7 @@ class Moving:
         for dim in cut:
             exchange = self._plan(node, dim, program.lies.dim_parts(dim))
             values = [perform(program, exchange, values, dim, self.fill(node), beside=beside)]
-        made = self.rest(program, values[0], cut)
-        # A block that has all that is wanted says how it is sharded by itself, in another tensor.
-        return made and [
-            value if value.node in program.builder.made else program.op("Identity", [value]) for value in made
-        ]
+        return self.rest(program, values[0], cut)
 
 
 def is_few(size: int, longest: int) -> bool:

@@ -28,7 +28,7 @@ from ..facts import (
     text_attribute,
 )
 from ..neutral import COMBINED, neutral
-from .exchange import Moving, blocks_of, is_few, is_small
+from .exchange import MOST_PLACES, Moving, blocks_of, is_few, is_small
 from .program import ProgramWriter
 
 # -- Concat, Split --------------------------------------------------------------------------------------------------
@@ -115,6 +115,43 @@ CONCAT = Moving(
     reads_elements=False,
 )
 SPLIT = Moving(_axis_dims, _wanted_of_split, _split_block, fill=_neutral)
+
+
+# -- Gather, of other places than it stands at ----------------------------------------------------------------------
+
+
+def reordered(node: Node) -> "Indices | None":
+    """The places that a Gather takes of what is computed, each once, and which are more than few; None of others.
+
+    Raises:
+        CannotTellError: the axis is none.
+    """
+    data, order = needed(node, 0), needed(node, 1)
+    axis = axis_attribute(node, len(data.shape), 0)
+    size, count = data.shape[axis], order.shape[0] if len(order.shape) == 1 else 0
+    if data.is_constant or not 1 < count <= size or size > MOST_PLACES or taken_in_full(node, [count, size])[0]:
+        return None
+    numbers = data_of(order)
+    if numbers is None:
+        return None
+    places = numbers.numpy().astype(np.int64)
+    places = np.where(places < 0, places + size, places)
+    seen = np.unique(places)
+    is_each_once = len(seen) == count and seen[0] >= 0 and seen[-1] < size
+    return places if is_each_once else None
+
+
+def _reordered_dims(node: Node) -> Sequence[int] | None:
+    return None if reordered(node) is None else (axis_attribute(node, len(shape_of(node, 0)), 0),)
+
+
+def _wanted_of_order(node: Node, dim: int, parts: int) -> list[Indices]:
+    places = reordered(node)
+    assert places is not None
+    return [places[block.start : block.stop] for block in blocks_of(len(places), parts)]
+
+
+ORDER = Moving(_reordered_dims, _wanted_of_order, lambda program, value, cut: [value])
 
 
 # -- Slice ----------------------------------------------------------------------------------------------------------
