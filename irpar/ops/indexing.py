@@ -67,7 +67,7 @@ def _rule_gather(node: Node) -> FactorRule:
     shape = shape_of(node, 0)
     axis = axis_attribute(node, len(shape), 0)
     if reordered(node) is not None:
-        return moving_rule(shapes_of(node), result_shape(node), {axis})
+        return moving_rule(shapes_of(node), result_shape(node), {axis}, elsewhere={axis})
     reduce = COMBINED.get(tensor_of(node, 0).dtype)
     kind = Kind.REPLICATE if reduce is None else Kind.REDUCE
     rule = RuleBuilder()

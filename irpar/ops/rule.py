@@ -5,7 +5,7 @@ A rule gives every dim of every operand and result a list of factors, major firs
 Compare Shardy's sharding rules (OpenXLA RFC, 2024) and GSPMD, section 3.4 (Xu et al., 2021).
 """
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -223,8 +223,9 @@ def moving_rule(
     shapes: Sequence[Sequence[int] | None],
     result: Sequence[int],
     changed: Container[int],
-    few: Container[int] = (),
+    few: Collection[int] = (),
     reduce: Reduction = "sum",
+    elsewhere: Collection[int] = (),
 ) -> FactorRule:
     """The rule of an op that keeps the dims of its first operand but for some, along which elements move.
 
@@ -234,6 +235,7 @@ def moving_rule(
         changed: the dims along which elements of a block may come from other blocks.
         few: those of these that the result has in full, each device giving what it has of them.
         reduce: how such parts combine.
+        elsewhere: the dims whose axes may shard a dim beside them instead, as those of the few: it may be less to send.
     """
     rule = RuleBuilder()
     (data, *others) = shapes
@@ -244,8 +246,7 @@ def moving_rule(
     ]
     results = [() if dim in few else factors for dim, factors in enumerate(dims)]
     kept = [factors for dim, factors in enumerate(dims) if dim not in changed]
-    # Where what moves is large it may be less to shard a dim beside it.
-    moves = [(factors, to) for dim, factors in enumerate(dims) if dim in changed for to in kept]
+    moves = [(factors, to) for dim, factors in enumerate(dims) if dim in (*few, *elsewhere) for to in kept]
     operands = [dims, *(() if other is None else whole(len(other)) for other in others)]
     return rule.done(operands, [results], reduce, moves=moves)
 

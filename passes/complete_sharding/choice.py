@@ -214,11 +214,13 @@ class Chooser:
 
     @staticmethod
     def _must_move(view: RuleView, lies: Sequence[Sharding | None]) -> bool:
-        """Whether a node needs a sharded dim whole, or sums over it, and may have another dim sharded instead."""
+        """Whether a node needs a sharded dim whole, sums over it or moves it, and may have another sharded instead."""
+        kinds = view.rule.kinds
+        said = {before for before, _ in view.rule.moves if kinds[before] is Kind.PERMUTE}
         return any(
             (lie := lies[tensor]) is not None and bool(lie.axes[dim])
             for source in dict.fromkeys(before for before, _ in view.moves)
-            if view.needs_whole(source) or view.rule.kinds[source] is Kind.REDUCE
+            if source in said or view.needs_whole(source) or kinds[source] is Kind.REDUCE
             for tensor, dim, _ in view.rule.places[source]
         )
 

@@ -280,10 +280,10 @@ def test_a_dim_of_one_element_is_cut_only_where_it_is_annotated() -> None:
 
 @pytest.mark.parametrize("joined", ["Concat(%t, %x) {axis=1}", "Concat(%x, %t) {axis=1}"])
 def test_where_one_tensor_is_too_small_to_be_cut_the_axis_goes_to_another_dim(joined: str) -> None:
-    """A token beside those of an image, of which devices hold a part each."""
+    """Three tokens beside more, of which devices hold a part each."""
     text = f"""
-        mesh @m = ["sp"=2]
-        graph @g(%t: f32[4, 1, 8], %x: f32[4, 15@sp, 8], %w: f32[8, 8]) -> (%y) opset 21 {{
+        mesh @m = ["sp"=4]
+        graph @g(%t: f32[4, 3, 8], %x: f32[4, 13@sp, 8], %w: f32[8, 8]) -> (%y) opset 21 {{
           %k = {joined} : f32[4, 16, 8]
           %h = MatMul(%k, %w) : f32[4, 16, 8]
           %y = Relu(%h) : f32[4, 16, 8]
@@ -292,7 +292,22 @@ def test_where_one_tensor_is_too_small_to_be_cut_the_axis_goes_to_another_dim(jo
     module = run("complete-sharding,insert-redistribution", text)
     assert [str(module.graph.value(name).sharding) for name in "khy"] == ["[@sp, _, _]"] * 3
     moved = [node.op_type for node in module.graph if node.domain == "irpar"]
-    assert sorted(moved) == ["AllSlice", "AllToAll"], "the token is there in full"
+    assert sorted(moved) == ["AllSlice", "AllToAll"], "the tokens are there in full"
+
+
+@pytest.mark.parametrize("joined", ["Concat(%t, %x) {axis=1}", "Concat(%x, %t) {axis=1}"])
+def test_a_token_beside_many_is_there_in_full(joined: str) -> None:
+    text = f"""
+        mesh @m = ["sp"=4]
+        graph @g(%t: f32[4, 1, 8], %x: f32[4, 15@sp, 8], %w: f32[8, 8]) -> (%y) opset 21 {{
+          %k = {joined} : f32[4, 16, 8]
+          %h = MatMul(%k, %w) : f32[4, 16, 8]
+          %y = Relu(%h) : f32[4, 16, 8]
+        }}
+        """
+    module = run("complete-sharding,insert-redistribution", text)
+    assert [str(module.graph.value(name).sharding) for name in "tkhy"] == ["[_, _, _] replicated", *["[_, @sp, _]"] * 3]
+    assert not [node for node in module.graph if node.domain == "irpar"]
 
 
 def test_what_is_looked_up_may_be_sharded_along_another_dim_first() -> None:
