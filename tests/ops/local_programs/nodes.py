@@ -162,6 +162,17 @@ def slices(draw: st.DrawFn) -> Drawn:
 
 
 @st.composite
+def orders(draw: st.DrawFn) -> Drawn:
+    """A Gather that takes places of a dim in another order."""
+    shape, axis = _shape(draw, 16)
+    places = draw(st.permutations(range(-shape[axis], 0)))[: draw(st.integers(8, shape[axis]))]
+    if draw(st.booleans()):  # A roll.
+        places = list(np.roll(np.arange(shape[axis]), draw(st.integers(1, 5))))
+    operands = {"x": _normals(draw, *shape), "order": np.array(places)}
+    return helper.make_node("Gather", list(operands), ["y"], axis=axis), operands, axis
+
+
+@st.composite
 def pads(draw: st.DrawFn) -> Drawn:
     shape, axis = _shape(draw)
     mode = draw(st.sampled_from(["constant", "reflect", "edge", "wrap"]))
@@ -426,6 +437,7 @@ DRAWN: dict[str, Callable[[], st.SearchStrategy[Drawn]]] = {
     "Concat": concats,
     "Split": splits,
     "Slice": slices,
+    "Gather": orders,
     "Pad": pads,
     "Tile": tiles,
     "Attention": attentions,
