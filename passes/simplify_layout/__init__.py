@@ -36,6 +36,8 @@ class SimplifyLayout(Pass):
         found: Counter[str] = Counter(chains=0, merges=0, rows=0, pads=0, rolls=0)
         for graph in module.all_graphs():
             dims = MergedDims(module)
+            # First: pieces of a dim that is merged are taken apart one by one.
+            found["rolls"] += sum(roll(node, module) for node in graph)
             for node in graph:
                 made = repeat_apart(node, module)
                 found["merges"] += bool(made)
@@ -49,8 +51,6 @@ def _simplify(node: Node, dims: MergedDims, module: Module) -> dict[str, int]:
     if not is_layout(node):
         if pad_windows(node) or take_off_windows(node):
             return {"pads": 1}
-        if roll(node, module):
-            return {"rolls": 1}
         rows = index_by_rows(node, module)
         return {"rows": rows, "merges": dims.take_apart(node)}
     chain = chain_of(node)
