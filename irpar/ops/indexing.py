@@ -35,7 +35,8 @@ from .facts import (
 )
 from .gradients import indexing as gradients
 from .local import add_bias_once, typed_like
-from .local_programs.shape import COMPRESS, ORDER, chosen, reordered
+from .local_programs.program import LocalProgram
+from .local_programs.shape import COMPRESS, ORDER, chosen, ordered_rule
 from .neutral import COMBINED, neutral
 from .op_def import OpDef
 from .registry import define
@@ -64,10 +65,13 @@ def _rule_gather(node: Node) -> FactorRule:
     sums, as in Megatron-LM's vocabulary-parallel embedding (Shoeybi et al., 2019). Where it puts what is computed in
     another order, elements move to other blocks.
     """
+    ordered = ordered_rule(node)
+    return _rule_of_table(node) if ordered is None else ordered
+
+
+def _rule_of_table(node: Node) -> FactorRule:
     shape = shape_of(node, 0)
     axis = axis_attribute(node, len(shape), 0)
-    if reordered(node) is not None:
-        return moving_rule(shapes_of(node), result_shape(node), {axis}, elsewhere={axis})
     reduce = COMBINED.get(tensor_of(node, 0).dtype)
     kind = Kind.REPLICATE if reduce is None else Kind.REDUCE
     rule = RuleBuilder()
@@ -138,6 +142,13 @@ def _with_dims(value: Value, count: int, builder: Builder) -> Value:
     return builder.op("Unsqueeze", [value, last], type=TensorType(value.dtype, (*value.shape, *[1] * count)))
 
 
+def _other_rule(node: Node) -> FactorRule | None:
+    return None if ordered_rule(node) is None else _rule_of_table(node)
+
+
+_AS_TABLE = LocalProgram(lambda node, blocks, cuts: (), lambda program: None, lambda node: None, rule=_other_rule)
+"""Of rows that are put in another order: where these are in full each device takes its own, and nothing is sent."""
+
 _table = partial(OpDef, "", moves_elements=True, looks_up=True)
 define(
     _table(
@@ -146,6 +157,7 @@ define(
         _rule_gather,
         localize=look_up_own_rows,
         local_program=ORDER.local_program(),
+        other_programs=(_AS_TABLE,),
         gradient=gradients.of_gather,
     )
 )

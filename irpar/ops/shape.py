@@ -30,7 +30,18 @@ from .gradients import shape as gradients
 from .gradients.writer import GradientWriter, Of
 from .listed_sizes import listed_sizes, target_sizes
 from .local import set_target, typed_like
-from .local_programs.shape import CONCAT, PAD, SLICE, SPLIT, TILE, full_pieces, pads_of, slices, taken_in_full
+from .local_programs.shape import (
+    CONCAT,
+    PAD,
+    SLICE,
+    SPLIT,
+    TILE,
+    dims_taken_in_full,
+    pads_of,
+    pieces_in_full,
+    pieces_taken_in_full,
+    slices,
+)
 from .neutral import COMBINED
 from .op_def import OpDef
 from .registry import define
@@ -207,7 +218,7 @@ def _rule_concat(node: Node) -> FactorRule:
     shape = result_shape(node)
     axis = axis_attribute(node, len(shape))
     rule, dims = _factors_along(shape, axis, shape[axis], Kind.PERMUTE)
-    pieces = full_pieces([shape_of(node, place)[axis] for place in range(len(node.operands))])
+    pieces = pieces_in_full(node)
     operands = [_piece(dims, axis, is_full) for is_full in pieces]
     return rule.done(operands, [dims], moves=_others(dims, axis) if any(pieces) else ())
 
@@ -255,7 +266,7 @@ def _rule_split(node: Node) -> FactorRule:
     axis = axis_attribute(node, len(shape), 0)
     if any(len(found) != len(shape) for found in shapes):
         raise CannotTellError("results of different rank")
-    pieces = taken_in_full(node, [found[axis] for found in shapes])
+    pieces = pieces_taken_in_full(node)
     rule, dims = _factors_along(shapes[0], axis, shape[axis], Kind.REDUCE if any(pieces) else Kind.PERMUTE)
     operands = [dims, *(whole(1) for _ in node.operands[1:])]
     reduce = COMBINED.get(tensor_of(node, 0).dtype, "sum")
@@ -321,7 +332,7 @@ def _rule_slice(node: Node) -> FactorRule:
     """Dims that are taken whole pass; along those that are sliced elements move to other blocks, or few are summed."""
     shape, result = shape_of(node, 0), result_shape(node)
     partial = {axis for axis, cut in slices(node, len(shape)).items() if not _is_full(shape[axis], cut)}
-    few = {axis for axis in partial if taken_in_full(node, [result[axis], shape[axis]])[0]}
+    few = dims_taken_in_full(node)
     return moving_rule(shapes_of(node), result, partial, few, COMBINED.get(tensor_of(node, 0).dtype, "sum"))
 
 

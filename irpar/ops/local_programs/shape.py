@@ -1,7 +1,6 @@
 """Concat, Split, Slice, Pad, Tile and their like along dims that are cut: what each block of the result is made of."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +20,17 @@ from ..facts import (
     needed,
     needed_ints,
     operand,
+    origin_of,
     result_shape,
     result_shapes,
     shape_of,
+    shapes_of,
     tensor_of,
     text_attribute,
 )
 from ..neutral import COMBINED, neutral
-from .exchange import MOST_PLACES, Moving, blocks_of, is_few, is_small
+from ..rule import FactorRule, moving_rule
+from .exchange import Moving, blocks_of, is_few, is_small
 from .program import ProgramWriter
 
 # -- Concat, Split --------------------------------------------------------------------------------------------------
@@ -39,55 +41,61 @@ def _axis_dims(node: Node) -> Sequence[int] | None:
     return dims if is_small(node, dims) else None
 
 
-def full_pieces(sizes: Sequence[int]) -> list[bool]:
-    """Of the pieces of a dim, which every device has in full: those of a few elements beside one of many."""
+def pieces_in_full(node: Node) -> list[bool]:
+    """Of the operands of a Concat, which every device has in full: those of a few elements beside one of many."""
+    axis = axis_attribute(node, len(result_shape(node)))
+    sizes = [shape_of(node, place)[axis] for place in range(len(node.operands))]
     return [is_few(size, max(sizes)) for size in sizes]
 
 
-def _operands_of_concat(node: Node, *, full: bool) -> list[int]:
-    """Those that every device has in full, or the others."""
-    axis = axis_attribute(node, len(result_shape(node)))
-    are_full = full_pieces([shape_of(node, place)[axis] for place in range(len(node.operands))])
-    return [place for place, is_full in enumerate(are_full) if is_full == full]
+def _operands_in_blocks(node: Node) -> list[int]:
+    return [place for place, is_full in enumerate(pieces_in_full(node)) if not is_full]
+
+
+def _operands_in_full(node: Node) -> list[int]:
+    return [place for place, is_full in enumerate(pieces_in_full(node)) if is_full]
 
 
 def _wanted_of_concat(node: Node, dim: int, parts: int) -> list[Indices]:
-    full = _operands_of_concat(node, full=True)
-    places, numbers = {True: 0, False: 0}, []
-    for place in range(len(node.operands)):
-        first, is_full = places[place in full], place in full
-        ids = first + np.arange(shape_of(node, place)[dim], dtype=np.int64)
-        places[is_full] += len(ids)
-        numbers.append(FILL - ids if is_full else ids)
-    wanted = np.concatenate(numbers)
-    return [wanted[block.start : block.stop] for block in blocks_of(len(wanted), parts)]
+    numbers, in_blocks, beside = [], 0, 0
+    for place, is_full in enumerate(pieces_in_full(node)):
+        size = shape_of(node, place)[dim]
+        if is_full:
+            numbers.append(FILL - np.arange(beside, beside + size, dtype=np.int64))
+            beside += size
+        else:
+            numbers.append(np.arange(in_blocks, in_blocks + size, dtype=np.int64))
+            in_blocks += size
+    return _in_blocks(np.concatenate(numbers), parts)
 
 
-def _in_blocks(taken: Indices, size: int, parts: int, *, is_full: bool) -> list[Indices]:
-    """What each device wants of elements that are taken of a dim: its block, or, of few, what it has of them all."""
-    if is_full:
-        return [np.where((taken >= own.start) & (taken < own.stop), taken, FILL) for own in blocks_of(size, parts)]
+def _in_blocks(taken: Indices, parts: int) -> list[Indices]:
+    """Of elements that are taken of a dim, those of each device's block."""
     return [taken[block.start : block.stop] for block in blocks_of(len(taken), parts)]
+
+
+def _parts_of(taken: Indices, size: int, parts: int) -> list[Indices]:
+    """All elements that are taken of a dim of some size, as each device has them."""
+    return [np.where((taken >= own.start) & (taken < own.stop), taken, FILL) for own in blocks_of(size, parts)]
 
 
 def _wanted_of_split(node: Node, dim: int, parts: int) -> list[Indices]:
     sizes = [shape[dim] for shape in result_shapes(node)]
     pieces = np.split(np.arange(sum(sizes), dtype=np.int64), np.cumsum(sizes)[:-1])
     blocks = [
-        _in_blocks(piece, sum(sizes), parts, is_full=is_full)
-        for piece, is_full in zip(pieces, taken_in_full(node, sizes), strict=True)
+        _parts_of(piece, sum(sizes), parts) if is_full else _in_blocks(piece, parts)
+        for piece, is_full in zip(pieces, pieces_taken_in_full(node), strict=True)
     ]
     return [np.concatenate(of_all_results) for of_all_results in zip(*blocks, strict=True)]
 
 
-def taken_in_full(node: Node, sizes: Sequence[int]) -> list[bool]:
-    """Of the pieces that are taken of a dim, which every device gets in full: those of few elements, as parts of sums.
-
-    x : [5@tp]; y = Slice(x, 4:5)      the last of five devices has that element, the others what changes no sum
-    """
-    if tensor_of(node, 0).dtype not in COMBINED:
-        return [False] * len(sizes)
-    return full_pieces(sizes)
+def pieces_taken_in_full(node: Node) -> list[bool]:
+    """Of the results of a Split, which every device gets in full, as sums of parts: those of few elements."""
+    axis = axis_attribute(node, len(result_shape(node)), 0)
+    sizes = [shape[axis] for shape in result_shapes(node)]
+    # Without the local program a device would take its part for all.
+    is_able = tensor_of(node, 0).dtype in COMBINED and _axis_dims(node) is not None
+    return [is_able and is_few(size, max(sizes)) for size in sizes]
 
 
 def _split_block(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
@@ -110,8 +118,8 @@ CONCAT = Moving(
     _axis_dims,
     _wanted_of_concat,
     lambda program, value, cut: [value],
-    sources=partial(_operands_of_concat, full=False),
-    beside=partial(_operands_of_concat, full=True),
+    sources=_operands_in_blocks,
+    beside=_operands_in_full,
     reads_elements=False,
 )
 SPLIT = Moving(_axis_dims, _wanted_of_split, _split_block, fill=_neutral)
@@ -120,38 +128,48 @@ SPLIT = Moving(_axis_dims, _wanted_of_split, _split_block, fill=_neutral)
 # -- Gather, of other places than it stands at ----------------------------------------------------------------------
 
 
-def reordered(node: Node) -> "Indices | None":
-    """The places that a Gather takes of what is computed, each once, and which are more than few; None of others.
+_MOST_ORDERED = 1 << 16
+"""Places of an order that are looked at."""
+
+
+def order_of(node: Node) -> "Indices | None":
+    """The order in which a Gather takes all places of what is computed; None of others.
 
     Raises:
-        CannotTellError: the axis is none.
+        CannotTellError: the attribute names no dim.
     """
     data, order = needed(node, 0), needed(node, 1)
-    axis = axis_attribute(node, len(data.shape), 0)
-    size, count = data.shape[axis], order.shape[0] if len(order.shape) == 1 else 0
-    if data.is_constant or not 1 < count <= size or size > MOST_PLACES or taken_in_full(node, [count, size])[0]:
+    size = data.shape[axis_attribute(node, len(data.shape), 0)]
+    if origin_of(data).is_constant or order.shape != (size,) or not 1 < size <= _MOST_ORDERED:
         return None
     numbers = data_of(order)
     if numbers is None:
         return None
     places = numbers.numpy().astype(np.int64)
     places = np.where(places < 0, places + size, places)
-    seen = np.unique(places)
-    is_each_once = len(seen) == count and seen[0] >= 0 and seen[-1] < size
-    return places if is_each_once else None
+    is_known = places.min() >= 0 and places.max() < size
+    return places if is_known and (np.bincount(places, minlength=size) == 1).all() else None
 
 
-def _reordered_dims(node: Node) -> Sequence[int] | None:
-    return None if reordered(node) is None else (axis_attribute(node, len(shape_of(node, 0)), 0),)
+def ordered_rule(node: Node) -> FactorRule | None:
+    """The rule of a Gather that takes all places in another order: elements move to other blocks."""
+    if order_of(node) is None:
+        return None
+    axis = axis_attribute(node, len(shape_of(node, 0)), 0)
+    return moving_rule(shapes_of(node), result_shape(node), {axis}, elsewhere={axis})
+
+
+def _ordered_dims(node: Node) -> Sequence[int] | None:
+    return None if order_of(node) is None else (axis_attribute(node, len(shape_of(node, 0)), 0),)
 
 
 def _wanted_of_order(node: Node, dim: int, parts: int) -> list[Indices]:
-    places = reordered(node)
+    places = order_of(node)
     assert places is not None
-    return [places[block.start : block.stop] for block in blocks_of(len(places), parts)]
+    return _in_blocks(places, parts)
 
 
-ORDER = Moving(_reordered_dims, _wanted_of_order, lambda program, value, cut: [value])
+ORDER = Moving(_ordered_dims, _wanted_of_order, lambda program, value, cut: [value])
 
 
 # -- Slice ----------------------------------------------------------------------------------------------------------
@@ -182,7 +200,20 @@ def _wanted_of_slice(node: Node, dim: int, parts: int) -> list[Indices]:
     start, end, step = slices(node, len(shape_of(node, 0)))[dim]
     # Python takes an end before the first element for one counted from the back.
     taken = np.arange(size, dtype=np.int64)[start : None if step < 0 and end < -size else end : step]
-    return _in_blocks(taken, size, parts, is_full=taken_in_full(node, [len(taken), size])[0])
+    return _parts_of(taken, size, parts) if dim in dims_taken_in_full(node) else _in_blocks(taken, parts)
+
+
+def dims_taken_in_full(node: Node) -> frozenset[int]:
+    """The dims of which a Slice takes few elements, so that every device gets them in full, as sums of parts.
+
+    x : [5@tp]; y = Slice(x, 4:5)      the last of five devices has that element, the others what changes no sum
+    """
+    dims = _sliced_dims(node)
+    # Without the local program a device would take its part for all.
+    if dims is None or tensor_of(node, 0).dtype not in COMBINED:
+        return frozenset()
+    shape, result = shape_of(node, 0), result_shape(node)
+    return frozenset(dim for dim in dims if is_few(result[dim], shape[dim]))
 
 
 def _slice_rest(program: ProgramWriter, value: Value, cut: Sequence[int]) -> list[Value]:
