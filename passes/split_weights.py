@@ -18,7 +18,7 @@ from irpar.analysis.weights.fused_weights import (
     with_columns,
 )
 from irpar.analysis.weights.packed_attention import take_packed_apart
-from irpar.analysis.weights.sequence_caches import open_sequence_caches, sequence_caches
+from irpar.analysis.weights.sequence_caches import can_be_opened, open_sequence_caches, sequence_caches
 from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorType, Value, range_along, with_dim
 from irpar.ops.facts import needed
 from irpar.pass_manager import Pass, PassResult
@@ -82,7 +82,8 @@ def give_operands(module: Module) -> list[int]:
     Returns:
         How often each has been done.
     """
-    if any(map(sequence_caches, module.all_graphs())):
+    caches = [node for graph in module.all_graphs() for node in sequence_caches(graph)]
+    if any(can_be_opened(module, node) for node in caches):
         RaiseOpset().run(module)
     ways = (unflatten_scales, take_packed_apart, take_products_apart, open_sequence_caches)
     return [sum(way(module, graph) for graph in module.all_graphs()) for way in ways]

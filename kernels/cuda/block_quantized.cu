@@ -1,8 +1,8 @@
 // Products with weights of BITS bits, in blocks of BLOCK of a column that share a scale: (number - point) * scale.
 //
 // Of few rows (few_rows): as long as it takes to read the weights once. A warp computes EACH columns; a lane reads chunks
-// of 16 bytes of each. With 2^BITS - point taken off at the end of what shares a scale, numbers need no conversion: their
-// bits are the first of the mantissa of 1 + number / 2^BITS.
+// of 16 bytes of each. With 2^BITS + point taken off at the end of what shares a scale, numbers need no conversion: their
+// bits are the first of the mantissa of 1 + number / 2^BITS. (So an infinite x gives NaN, as weights of both signs do.)
 //
 // Of many (floats): the weights as they are multiplied, each column one row.
 

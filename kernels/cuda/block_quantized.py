@@ -18,6 +18,7 @@ MOST_ROWS = 8
 
 _WARPS = 8
 _CHUNK_BYTES = 16
+_WORD_BYTES = 4
 _BLOCKS = (16, 32, 64, 128, 256)
 _BITS = (4, 8)
 _NONE, _PACKED, _FLOATS = range(3)
@@ -51,7 +52,7 @@ def matmul_nbits(
         return None
     if ELEMENTS.get(a.dtype, 3) == 3 or a.shape[-1:] != (K,) or any(x.dtype != a.dtype for x in given):
         return None
-    if b.size != N * blocks * block_size * bits // 8 or scales.size != N * blocks:
+    if b.size != N * blocks * block_size * bits // 8 or scales.size != N * blocks or gpu.address(b) % _WORD_BYTES:
         return None
     if not all(x.flags.c_contiguous for x in (b, *given, zero_points) if x is not None):
         return None

@@ -7,10 +7,11 @@ one node each device sends the rows that others want, once.
 """
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from irpar.ir import Builder, Module, Node, Value
+from irpar.ir import Builder, DType, Module, Node, Value
 from irpar.ops.facts import CannotTellError, axis_attribute
 from irpar.ops.local_programs.shape import slices
 
@@ -27,46 +28,68 @@ def roll(node: Node, module: Module) -> bool:
     if node.identity != ("", "Concat") or node.strategy is not None or not has_elements(node.result):
         return False
     axis = axis_attribute(node, len(node.result.shape))
-    pieces = [_piece(value, axis) for value in node.operands]
-    if any(piece is None for piece in pieces) or len({source for source, _ in filter(None, pieces)}) != 1:
+    pieces = [_piece(value, axis) for value in node.inputs]
+    known = [piece for piece in pieces if piece is not None]
+    sources = {source for source, _ in known}
+    if len(known) < len(pieces) or len(sources) != 1:
         return False
-    source = pieces[0][0] if pieces[0] else node.inputs[0]
-    places = np.concatenate([np.asarray(piece[1]) for piece in pieces if piece])
-    is_listed = len(places) <= _MOST and prod(node.result.shape[axis + 1 :]) >= _FEWEST
-    if not is_listed or source.is_constant or source.type != node.result.type:
-        return False
-    if not np.array_equal(np.sort(places), np.arange(len(places))) or np.array_equal(places, np.arange(len(places))):
+    (source,) = sources
+    places = np.concatenate([np.asarray(taken, np.int64) for _, taken in known])
+    if not _is_moved_together(source, node.result, axis) or not _is_another_order(places):
         return False
     assert node.graph is not None
-    taken = [value.node for value in node.inputs if value.node is not None]
+    taken = [value.node for value in node.inputs]
     builder = Builder(node.graph, module.opsets, before=node, like=node)
     name = node.result.name
-    order = builder.constant(places.astype(np.int64), "order")
+    order = builder.constant(places, "order")
     value = builder.op("Gather", [source, order], {"axis": axis}, type=node.result.type, name=name)
     node.replace([value])
     value.rename(name)
     for each in dict.fromkeys(taken):
+        assert each is not None
         each.erase()
     return True
 
 
-def _piece(value: Value | None, axis: int) -> tuple[Value, range] | None:
+def _is_moved_together(source: Value, result: Value, axis: int) -> bool:
+    """Whether as many elements are taken, enough of them side by side; ONNX Runtime's Gather takes one string a row."""
+    is_alike = source.type == result.type and not source.is_constant and source.dtype is not DType.STR
+    return is_alike and result.shape[axis] <= _MOST and prod(result.shape[axis + 1 :]) >= _FEWEST
+
+
+def _is_another_order(places: "np.ndarray[Any, np.dtype[np.int64]]") -> bool:
+    own = np.arange(len(places))
+    return not np.array_equal(places, own) and np.array_equal(np.sort(places), own)
+
+
+def _piece(value: Value, axis: int) -> tuple[Value, range] | None:
     """What a value takes of which other along a dim, if nothing but one node reads it and nobody annotated it."""
-    node = None if value is None else value.node
-    if value is None or node is None or len(value.uses) != 1 or value.sharding is not None or node.strategy is not None:
-        return None
-    source = node.inputs[0]
-    if not source.is_static:
+    node = value.node
+    if node is None or len(value.uses) != 1 or value.sharding is not None or node.strategy is not None:
         return None
     try:
         if node.identity == ("", "Slice"):
-            found = slices(node, len(source.shape))
-            return (source, range(*slice(*found[axis]).indices(source.shape[axis]))) if set(found) == {axis} else None
-        if node.identity == ("", "Split") and axis_attribute(node, len(source.shape), 0) == axis:
-            if any(len(result.uses) != 1 or result.users[0] is not value.users[0] for result in node.results):
-                return None
-            start = sum(result.shape[axis] for result in node.results[: node.results.index(value)])
-            return source, range(start, start + value.shape[axis])
+            return _sliced(node, axis)
+        if node.identity == ("", "Split"):
+            return _split(node, value, axis)
     except CannotTellError:
-        return None
+        pass
     return None
+
+
+def _sliced(node: Node, axis: int) -> tuple[Value, range] | None:
+    source = node.inputs[0]
+    if not source.is_static:
+        return None
+    found = slices(node, len(source.shape))
+    return (source, range(*slice(*found[axis]).indices(source.shape[axis]))) if set(found) == {axis} else None
+
+
+def _split(node: Node, value: Value, axis: int) -> tuple[Value, range] | None:
+    source = node.inputs[0]
+    if not source.is_static or axis_attribute(node, len(source.shape), 0) != axis:
+        return None
+    if any(len(result.uses) != 1 or result.users[0] is not value.users[0] for result in node.results):
+        return None
+    start = sum(result.shape[axis] for result in node.results[: node.results.index(value)])
+    return source, range(start, start + value.shape[axis])

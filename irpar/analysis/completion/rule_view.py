@@ -293,7 +293,7 @@ class RuleView:
 
     @cached_property
     def program_kind(self) -> Hashable:
-        """Equal for nodes whose local programs send alike, where `_Alike` and the types of values are equal."""
+        """Equal for nodes whose local programs send alike, where `RuleMemory` and the types of values are equal."""
         programs = [way.program for way in self.ways if way.program is not None and way.program_factors]
         if not programs:
             return ()

@@ -6,7 +6,8 @@ products and a Softmax each device puts new keys into its block, scores its own,
 
 from irpar.ir import Graph, Module, Node, Value
 from irpar.ops.facts import operand
-from irpar.ops.gradients.decomposed import take_apart
+from irpar.ops.gradients.decomposed import has_parts, take_apart
+from irpar.ops.gradients.writer import OLDEST_OPSET
 from irpar.ops.microsoft import DOMAIN
 
 _PASTS = {"GroupQueryAttention": (3, 4), "MultiHeadAttention": (6, 7)}
@@ -25,6 +26,12 @@ def sequence_caches(graph: Graph) -> list[Node]:
     return [node for node in graph if node.domain == DOMAIN and node.strategy is None and _has_sharded_cache(node)]
 
 
+def can_be_opened(module: Module, node: Node) -> bool:
+    """Whether such a node can be taken apart, in opset 18 or later."""
+    newest = max(module.opsets.get("", 0), OLDEST_OPSET)
+    return has_parts(node, {**module.opsets, "": newest})
+
+
 def _has_sharded_cache(node: Node) -> bool:
     if node.op_type not in _PASTS:
         return False
@@ -34,4 +41,4 @@ def _has_sharded_cache(node: Node) -> bool:
 
 def _is_sharded(value: Value) -> bool:
     lies = value.sharding
-    return lies is not None and lies.rank > _SEQUENCE and bool(lies.dims[_SEQUENCE].axes)
+    return lies is not None and lies.rank > _SEQUENCE and lies.dim_parts(_SEQUENCE) > 1

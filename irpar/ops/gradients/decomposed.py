@@ -43,6 +43,21 @@ def take_apart(node: Node, opsets: Mapping[str, int], infer: Infer | None = None
     return writer.made
 
 
+def has_parts(node: Node, opsets: Mapping[str, int]) -> bool:
+    """Whether `take_apart` would replace a node; nothing is left of the question."""
+    known = definition(node)
+    if known is None or known.decompose is None or node.graph is None:
+        return False
+    writer = GradientWriter(node.graph, opsets, before=node, like=node)
+    try:
+        known.decompose(node, writer)
+    except (CannotTellError, NoGradientError):
+        return False
+    finally:
+        take_back(writer)
+    return True
+
+
 def take_back(writer: GradientWriter) -> None:
     """Erase what was written."""
     for made in reversed(writer.made):

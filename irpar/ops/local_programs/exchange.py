@@ -27,7 +27,8 @@ _MOST_SLICES = 4
 """Runs of elements up to which they are sliced, and not looked up."""
 
 _FEW = 7
-"""Elements of a dim that every device may have, where others have many more."""
+"""Elements of a dim that every device may have, where others have so many times as many:"""
+_MANY_TIMES = 8
 
 Wanted = Callable[[Node, int, int], Sequence[Indices]]
 """(node, dim, parts): per device the elements that it wants, numbered through the operands that lie in blocks."""
@@ -238,9 +239,9 @@ class Moving:
 def is_few(size: int, longest: int) -> bool:
     """Whether so few elements of a dim stand beside so many others that every device may have them all.
 
-    They are often less than devices. One of three is no place of a sequence: it is what is q, k or v.
+    They are often less than devices. One beside two is none of a few: so q stands beside k and v.
     """
-    return size <= _FEW and size * (_FEW + 1) <= longest
+    return size <= _FEW and size * _MANY_TIMES <= longest
 
 
 def is_small(node: Node, dims: Sequence[int]) -> bool:
