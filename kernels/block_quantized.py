@@ -15,6 +15,8 @@ from .temporaries import widened
 
 _PIECE_BYTES = 2 << 20
 """Of weights as floats that are there at a time: what a core has in its caches."""
+_DEVICE_PIECE_BYTES = 256 << 20
+"""The same on a device, where each piece takes several launches."""
 
 
 @lru_cache(maxsize=8)
@@ -24,22 +26,24 @@ def _table(bits: int, dtype: "np.dtype[Any]", less: int) -> "np.ndarray[Any, Any
     return (numbers - less).astype(dtype)
 
 
-def unpacked(xp: ArrayModule, data: Array, bits: int, dtype: "np.dtype[Any]", less: int = 0) -> Array:
-    """The numbers of bytes, the lowest bits first, less one number: as many times longer rows of floats.
+def unpacked(xp: ArrayModule, data: Array, bits: int, dtype: "np.dtype[Any]") -> Array:
+    """The numbers of bytes, the lowest bits first: as many times longer rows of floats."""
+    each = 8 // bits
+    found = xp.empty((*data.shape, each), dtype)
+    for place in range(each):
+        found[..., place] = data >> np.uint8(place * bits) & np.uint8((1 << bits) - 1)
+    return found.reshape(*data.shape[:-1], data.shape[-1] * each)
 
-    On a processor they are gone with the next ones.
+
+def _looked_up(data: Array, bits: int, dtype: "np.dtype[Any]", less: int) -> Array:
+    """The same on a processor, of rows of an even number of bytes, less one number; they are gone with the next ones.
+
+    Looking up all numbers of two bytes takes an eighth of the time of shifts.
     """
-    each, size = 8 // bits, data.shape[-1]
-    if xp is np and size % 2 == 0 and data.flags.c_contiguous:
-        found = SCRATCH.array("numbers", (*data.shape[:-1], size // 2, 2 * each), dtype)
-        # Looking up all numbers of two bytes takes an eighth of the time of shifts.
-        np.take(_table(bits, dtype, less), data.view(np.uint16), axis=0, out=found, mode="clip")
-    else:
-        found = xp.empty((*data.shape, each), dtype)
-        for place in range(each):
-            found[..., place] = data >> np.uint8(place * bits) & np.uint8((1 << bits) - 1)
-        found -= dtype.type(less)
-    return found.reshape(*data.shape[:-1], size * each)
+    *lead, size = data.shape
+    found = SCRATCH.array("numbers", (*lead, size // 2, 16 // bits), dtype)
+    np.take(_table(bits, dtype, less), data.view(np.uint16), axis=0, out=found, mode="clip")
+    return found.reshape(*lead, size * 8 // bits)
 
 
 class PackedWeights:
@@ -75,13 +79,18 @@ class PackedWeights:
         self.xp, self.inner, self.columns, self.bits, self.order = xp, inner, columns, bits, order
         self.data, self.scales = data.reshape(columns, count, -1), scales.reshape(columns, count)
         if points is not None and points.dtype == np.uint8:
-            points = unpacked(xp, points.reshape(columns, -1), bits, np.dtype(np.float32))[:, :count].copy()
+            points = unpacked(xp, points.reshape(columns, -1), bits, np.dtype(np.float32))[:, :count]
         self.points = None if points is None else points.reshape(columns, count)
 
     def floats(self, start: int, stop: int, dtype: "np.dtype[Any]") -> Array:
         """(numbers - zero points) * scales of some columns: [columns, K]."""
         middle = 0 if self.points is not None else 2 ** (self.bits - 1)
-        numbers = unpacked(self.xp, self.data[start:stop], self.bits, dtype, middle)
+        data = self.data[start:stop]
+        if self.xp is np and data.shape[-1] % 2 == 0 and data.flags.c_contiguous:
+            numbers = _looked_up(data, self.bits, dtype, middle)
+        else:
+            numbers = unpacked(self.xp, data, self.bits, dtype)
+            numbers -= dtype.type(middle)
         if self.order is not None:
             numbers = numbers.reshape(stop - start, -1)[:, : self.inner]
             return self.xp.multiply(numbers, self.scales[start:stop].astype(dtype)[:, self.order], out=numbers)
@@ -91,9 +100,9 @@ class PackedWeights:
         return numbers.reshape(stop - start, -1)[:, : self.inner]
 
 
-def columns_at_a_time(inner: int, columns: int) -> int:
+def columns_at_a_time(inner: int, columns: int, most_bytes: int = _PIECE_BYTES) -> int:
     """How many columns of weights are floats at a time."""
-    return max(1, min(columns, _PIECE_BYTES // (4 * max(inner, 1))))
+    return max(1, min(columns, most_bytes // (4 * max(inner, 1))))
 
 
 def _sizes(attributes: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -109,14 +118,15 @@ def _scratch(operands: Sequence[Shaped | None], results: Sequence[Shaped], attri
 
 
 def _temporaries(operands: Sequence[Shaped | None], results: Sequence[Shaped], attributes: Mapping[str, Any]) -> int:
-    """Places in the table, the product of a piece, small floats wider, scales and zero points as floats."""
+    """Places in the table, the product of a piece, small floats wider; zero points, and scales and they of a piece."""
     inner, columns, piece = _sizes(attributes)
-    wide = compute_dtype(results[0].dtype).itemsize
+    wide, blocks = compute_dtype(results[0].dtype).itemsize, inner // int(attributes["block_size"])
     products = 2 * results[0].elements // columns * piece * wide
-    order = 4 * wide * piece * inner if len(operands) > 4 and operands[4] is not None else 0
-    return (
-        4 * piece * inner + products + widened(operands[:1], results, attributes) + 12 * columns * inner // 16 + order
-    )
+    has_points, has_order = (len(operands) > place and operands[place] is not None for place in (3, 4))
+    # Packed ones become floats of all columns, byte by byte.
+    of_blocks = 2 * wide * piece * blocks + has_points * 10 * columns * (blocks + 7)
+    order = has_order * 4 * wide * piece * inner
+    return 4 * piece * inner + products + widened(operands[:1], results, attributes) + of_blocks + order
 
 
 @kernel("MatMulNBits", since=1, domain="com.microsoft", scratch=_scratch, temporaries=_temporaries)
@@ -151,7 +161,7 @@ def matmul_nbits(
     shape, dtype = (*a.shape[:-1], N), compute_dtype(a.dtype)
     y = out if out is not None and out.shape == shape and out.dtype == a.dtype else xp.empty(shape, a.dtype)
     rows, results = widen(a).reshape(prod(a.shape[:-1]), K), y.reshape(-1, N)
-    piece = columns_at_a_time(K, N)
+    piece = columns_at_a_time(K, N, _PIECE_BYTES if xp is np else _DEVICE_PIECE_BYTES)
     for start in range(0, N, piece):
         stop = min(start + piece, N)
         made = product(xp, rows, weights.floats(start, stop, dtype).T)

@@ -177,6 +177,7 @@ class _Loop:
         inside: writes at the end of its body.
         starts: what carried values begin as.
         ends: what a trip leaves of each of them to the next, by the name of the result that it becomes.
+        annotated: for each annotation that waits for a mesh what it is about.
     """
 
     def __init__(self, module: Module, trips: int, samples: Sequence[Value]) -> None:

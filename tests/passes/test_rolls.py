@@ -10,7 +10,7 @@ import pytest
 
 import irpar
 
-from .golden import check
+from .golden import check, read
 
 
 def test_a_roll() -> None:
@@ -118,10 +118,52 @@ def test_each_rank_sends_what_others_want(dim: int, ranks: int, tmp_path: Path) 
     (expected,) = session.run(None, {"x": data})
     for engine in ("ort", "numpy"):
         np.testing.assert_array_equal(partition.run({"x": data}, engine=engine)["y"], expected)
-    if ranks == 4 and dim == 1:
-        assert [(entry["kind"], entry["bytes"]) for entry in partition.plan.collectives] == [
-            ("permute", 3 * 12 * 16 * 4)
-        ]
+
+
+def test_three_rows_are_sent_once(tmp_path: Path) -> None:
+    partition = irpar.partition(_module(tmp_path, [None, "p", None, None]), {"p": 4})
+    assert [(entry["kind"], entry["bytes"]) for entry in partition.plan.collectives] == [("permute", 3 * 12 * 16 * 4)]
+
+
+def test_rows_that_are_there_in_full_are_taken_and_not_sent() -> None:
+    text = """
+        graph @g(%x: f32[16, 16]) -> (%z) opset 21 {
+          %a, %b = Split(%x) {axis=0, num_outputs=2} : f32[8, 16], f32[8, 16]
+          %y = Concat(%b, %a) {axis=0} : f32[16, 16]
+          %z = Neg(%y) : f32[16, 16]
+        }
+        """
+    module = read(text)
+    module.shard("x", [None, None])
+    module.shard("z", ["p", None])
+    partition = irpar.partition(module, {"p": 4})
+    assert partition.plan.collectives == []
+    assert partition.module is not None
+    (gather,) = (node for node in partition.module.graph if node.op_type == "Gather" and node.inputs[0].name == "x")
+    assert gather.result.shape == (4, 16)
+    data = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+    np.testing.assert_array_equal(partition.run({"x": data}, engine="numpy")["z"], -np.roll(data, 8, 0))
+
+
+def test_strings_stay_in_pieces() -> None:
+    """ONNX Runtime's Gather takes the first string of each row alone."""
+    text = """
+        graph @g(%x: str[4, 16]) -> (%y) opset 21 {
+          %a, %b = Split(%x) {axis=0, num_outputs=2} : str[2, 16], str[2, 16]
+          %y = Concat(%b, %a) {axis=0} : str[4, 16]
+        }
+        """
+    check("simplify-layout", text, text)
+
+
+def test_what_is_made_of_nothing_is_no_piece() -> None:
+    text = """
+        graph @g(%x: f32[4, 16]) -> (%y) opset 21 {
+          %a = RandomNormal() {shape=[4, 16]} : f32[4, 16]
+          %y = Concat(%a, %x) {axis=0} : f32[8, 16]
+        }
+        """
+    check("simplify-layout", text, text)
 
 
 def test_the_gradient_is_put_back_in_order(tmp_path: Path) -> None:

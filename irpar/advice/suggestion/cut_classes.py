@@ -310,7 +310,7 @@ class CutClasses:
             held.flops += self._saved(flops, cut.size)
         held.cuts.append(cut)
         if cut.kind is Kind.REDUCE:
-            held.summed_bytes += self.sum_bytes(cut.node)
+            held.summed_bytes += self.sum_bytes(cut)
             held.sums_weights = held.sums_weights or any(value.is_constant for value, _ in cut.places)
 
     def _saved(self, amount: float, size: int) -> float:
@@ -333,9 +333,10 @@ class CutClasses:
         """What a device sends to have a value whole on all."""
         return self.shares.bytes_of(value) * (self.parts - 1) / self.parts
 
-    def sum_bytes(self, node: Node) -> float:
-        """What a device sends to add up the partial results of a node."""
-        return 2 * sum(map(self.gather_bytes, node.results))
+    def sum_bytes(self, cut: Cut) -> float:
+        """What a device sends to add up the partial results of a node: those in which the factor does not stand."""
+        sharded = {value for value, _ in cut.places}
+        return 2 * sum(self.gather_bytes(value) for value in cut.node.results if value not in sharded)
 
     # -- questions ----------------------------------------------------------------------------------------------
 

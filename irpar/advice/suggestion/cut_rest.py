@@ -62,7 +62,7 @@ def single_cuts(
 def _option(classes: CutClasses, cut: Cut, weight: Place) -> SingleCut:
     node = cut.node
     if cut.kind is Kind.REDUCE:
-        sent = classes.sum_bytes(node)
+        sent = classes.sum_bytes(cut)
         kept = tuple(value for value, _ in cut.places if not value.is_constant)
     else:
         sent = sum(map(classes.gather_bytes, node.results))

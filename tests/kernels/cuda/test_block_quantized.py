@@ -1,6 +1,5 @@
 """Products with weights of a few bits on a processor, against numpy in double precision."""
 
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -142,7 +141,7 @@ def test_products_of_numpy(dtype: np.dtype, case: tuple[Any, ...]) -> None:
     assert (abs(found.astype(np.float64) - wanted) <= UNIT[dtype] * room).all()
 
 
-def test_what_is_left_to_the_other_kernel(gpu: EmulatedGpu, tmp_path: Path) -> None:
+def test_what_is_left_to_the_other_kernel(gpu: EmulatedGpu) -> None:
     kernel = cuda_lookup("com.microsoft", "MatMulNBits", 1)
     assert kernel is not None
     of = Weights(64, 8, 32, 4, "none", F32)

@@ -14,6 +14,7 @@ import irpar
 from irpar.ir import Node
 from irpar.ir.text.files import parse_module
 from irpar.ops import FactorRule, definition, definitions, factor_rule, program_factors, program_of
+from irpar.ops.local_programs import exchange
 from irpar.sharding import filled_blocks
 from tests.budget import budget
 
@@ -196,3 +197,26 @@ def test_operators_that_onnx_runtime_has_not_for_bfloat16_are_left_out(text: str
     whole = irpar.partition(irpar.load(tmp_path / "model.onnx"), {"p": 1}).run(inputs, engine="ort")["y"]
     for engine in ("ort", "numpy"):
         np.testing.assert_array_equal(partition.run(inputs, engine=engine)["y"].view(np.uint16), whole.view(np.uint16))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[68] x) => (float[2] y) <int64[1] s = {5}, int64[1] e = {7}> { y = Slice(x, s, e) }",
+        "(float[68] x) => (float[2] z, float[66] y) <int64[2] n = {2, 66}> { z, y = Split <axis = 0> (x, n) }",
+        "(float[16, 68] x) => (float[1, 4] y) <int64[2] s = {3, 60}, int64[2] e = {4, 64}> { y = Slice(x, s, e) }",
+    ],
+    ids=["Slice", "Split", "both dims"],
+)
+def test_few_of_more_than_an_exchange_is_planned_for(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No local program works there: the dim is brought together, and no device takes its part for all."""
+    monkeypatch.setattr(exchange, "MOST_PLACES", 64)
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> g {text}')
+    onnx.save(model, tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    module.shard("x", ["p", *[None] * (len(shape) - 1)])
+    data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    check(irpar.partition(module, {"p": 2}), {"x": data}, tmp_path)
