@@ -31,7 +31,8 @@ def unpacked(xp: ArrayModule, data: Array, bits: int, dtype: "np.dtype[Any]") ->
     each = 8 // bits
     found = xp.empty((*data.shape, each), dtype)
     for place in range(each):
-        found[..., place] = data >> np.uint8(place * bits) & np.uint8((1 << bits) - 1)
+        moved = xp.right_shift(data, np.uint8(place * bits))
+        found[..., place] = xp.bitwise_and(moved, np.uint8((1 << bits) - 1))
     return found.reshape(*data.shape[:-1], data.shape[-1] * each)
 
 
