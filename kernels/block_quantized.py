@@ -11,7 +11,7 @@ from .gemm import product
 from .operands import compute_dtype, narrow, widen
 from .registry import Array, ArrayModule, Shaped, kernel
 from .scratch import SCRATCH, piece_bytes
-from .temporaries import widened
+from .temporaries import copies_of_strided, widened
 
 _PIECE_BYTES = 2 << 20
 """Of weights as floats that are there at a time: what a core has in its caches."""
@@ -87,8 +87,8 @@ class PackedWeights:
         """(numbers - zero points) * scales of some columns: [columns, K]."""
         middle = 0 if self.points is not None else 2 ** (self.bits - 1)
         data = self.data[start:stop]
-        if self.xp is np and data.shape[-1] % 2 == 0 and data.flags.c_contiguous:
-            numbers = _looked_up(data, self.bits, dtype, middle)
+        if self.xp is np and data.shape[-1] % 2 == 0:
+            numbers = _looked_up(np.ascontiguousarray(data), self.bits, dtype, middle)
         else:
             numbers = unpacked(self.xp, data, self.bits, dtype)
             numbers -= dtype.type(middle)
@@ -127,7 +127,8 @@ def _temporaries(operands: Sequence[Shaped | None], results: Sequence[Shaped], a
     # Packed ones become floats of all columns, byte by byte.
     of_blocks = 2 * wide * piece * blocks + has_points * 10 * columns * (blocks + 7)
     order = has_order * 4 * wide * piece * inner
-    return 4 * piece * inner + products + widened(operands[:1], results, attributes) + of_blocks + order
+    copies = copies_of_strided(0, 1, 2, 3)(operands, results, attributes)
+    return 4 * piece * inner + products + widened(operands[:1], results, attributes) + of_blocks + order + copies
 
 
 @kernel("MatMulNBits", since=1, domain="com.microsoft", scratch=_scratch, temporaries=_temporaries)
