@@ -36,7 +36,7 @@ from .facts import (
 from .gradients import indexing as gradients
 from .local import add_bias_once, typed_like
 from .local_programs.program import LocalProgram
-from .local_programs.shape import COMPRESS, ORDER, chosen, ordered_rule
+from .local_programs.shape import COMPRESS, ORDER, chosen, order_of, ordered_rule
 from .neutral import COMBINED, neutral
 from .op_def import OpDef
 from .registry import define
@@ -143,7 +143,7 @@ def _with_dims(value: Value, count: int, builder: Builder) -> Value:
 
 
 def _other_rule(node: Node) -> FactorRule | None:
-    return None if ordered_rule(node) is None else _rule_of_table(node)
+    return None if order_of(node) is None else _rule_of_table(node)
 
 
 _AS_TABLE = LocalProgram(lambda node, blocks, cuts: (), lambda program: None, lambda node: None, rule=_other_rule)

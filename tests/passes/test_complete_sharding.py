@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from irpar.ir import AnnotationError
+from irpar.ir import AnnotationError, Module
 from irpar.pass_manager import PassManager
 from irpar.passes.complete_sharding import propagated
 from irpar.sharding import IrparError, Mesh
@@ -278,18 +278,23 @@ def test_a_dim_of_one_element_is_cut_only_where_it_is_annotated() -> None:
     )
 
 
-@pytest.mark.parametrize("joined", ["Concat(%t, %x) {axis=1}", "Concat(%x, %t) {axis=1}"])
-def test_where_one_tensor_is_too_small_to_be_cut_the_axis_goes_to_another_dim(joined: str) -> None:
-    """Three tokens beside more, of which devices hold a part each."""
+def _with_tokens(count: int, joined: str) -> Module:
+    """So many tokens of 16 joined with the others, which are sharded over four devices."""
     text = f"""
         mesh @m = ["sp"=4]
-        graph @g(%t: f32[4, 3, 8], %x: f32[4, 13@sp, 8], %w: f32[8, 8]) -> (%y) opset 21 {{
+        graph @g(%t: f32[4, {count}, 8], %x: f32[4, {16 - count}@sp, 8], %w: f32[8, 8]) -> (%y) opset 21 {{
           %k = {joined} : f32[4, 16, 8]
           %h = MatMul(%k, %w) : f32[4, 16, 8]
           %y = Relu(%h) : f32[4, 16, 8]
         }}
         """
-    module = run("complete-sharding,insert-redistribution", text)
+    return run("complete-sharding,insert-redistribution", text)
+
+
+@pytest.mark.parametrize("joined", ["Concat(%t, %x) {axis=1}", "Concat(%x, %t) {axis=1}"])
+def test_where_one_tensor_is_too_small_to_be_cut_the_axis_goes_to_another_dim(joined: str) -> None:
+    """Three tokens beside more, of which devices hold a part each."""
+    module = _with_tokens(3, joined)
     assert [str(module.graph.value(name).sharding) for name in "khy"] == ["[@sp, _, _]"] * 3
     moved = [node.op_type for node in module.graph if node.domain == "irpar"]
     assert sorted(moved) == ["AllSlice", "AllToAll"], "the tokens are there in full"
@@ -297,15 +302,7 @@ def test_where_one_tensor_is_too_small_to_be_cut_the_axis_goes_to_another_dim(jo
 
 @pytest.mark.parametrize("joined", ["Concat(%t, %x) {axis=1}", "Concat(%x, %t) {axis=1}"])
 def test_a_token_beside_many_is_there_in_full(joined: str) -> None:
-    text = f"""
-        mesh @m = ["sp"=4]
-        graph @g(%t: f32[4, 1, 8], %x: f32[4, 15@sp, 8], %w: f32[8, 8]) -> (%y) opset 21 {{
-          %k = {joined} : f32[4, 16, 8]
-          %h = MatMul(%k, %w) : f32[4, 16, 8]
-          %y = Relu(%h) : f32[4, 16, 8]
-        }}
-        """
-    module = run("complete-sharding,insert-redistribution", text)
+    module = _with_tokens(1, joined)
     assert [str(module.graph.value(name).sharding) for name in "tkhy"] == ["[_, _, _] replicated", *["[_, @sp, _]"] * 3]
     assert not [node for node in module.graph if node.domain == "irpar"]
 

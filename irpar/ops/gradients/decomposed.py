@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from irpar.ir import Node, Type
+from irpar.ir import Node, Type, Value
 
 from ..facts import CannotTellError
 from ..op_def import definition
@@ -22,15 +22,10 @@ def take_apart(node: Node, opsets: Mapping[str, int], infer: Infer | None = None
     Returns:
         The new nodes; none where it cannot be decomposed, and stays.
     """
-    known = definition(node)
     assert node.graph is not None
-    assert known is not None
-    assert known.decompose is not None
     writer = GradientWriter(node.graph, opsets, before=node, like=node, infer=infer)
-    try:
-        values = list(known.decompose(node, writer))
-    except (CannotTellError, NoGradientError):
-        take_back(writer)
+    values = _parts(node, writer)
+    if values is None:
         return []
     names = [value.name for value in node.results]
     for value, old in zip(values, node.results, strict=True):
@@ -45,17 +40,24 @@ def take_apart(node: Node, opsets: Mapping[str, int], infer: Infer | None = None
 
 def has_parts(node: Node, opsets: Mapping[str, int]) -> bool:
     """Whether `take_apart` would replace a node; nothing is left of the question."""
-    known = definition(node)
-    if known is None or known.decompose is None or node.graph is None:
-        return False
+    assert node.graph is not None
     writer = GradientWriter(node.graph, opsets, before=node, like=node)
-    try:
-        known.decompose(node, writer)
-    except (CannotTellError, NoGradientError):
+    if _parts(node, writer) is None:
         return False
-    finally:
-        take_back(writer)
+    take_back(writer)
     return True
+
+
+def _parts(node: Node, writer: GradientWriter) -> list[Value] | None:
+    """What stands for the results of a node, of nodes that are written; None, and nothing is left, where that fails."""
+    known = definition(node)
+    assert known is not None
+    assert known.decompose is not None
+    try:
+        return list(known.decompose(node, writer))
+    except (CannotTellError, NoGradientError):
+        take_back(writer)
+        return None
 
 
 def take_back(writer: GradientWriter) -> None:
