@@ -11,7 +11,7 @@ import numpy as np
 
 from irpar.ir import dtype_of_numpy
 from irpar.runtime.groups import Call, Collective, ThreadGroup, make_group
-from irpar.runtime.groups.nccl.group import CAPTURES
+from irpar.runtime.groups.nccl.sharing import CAPTURES
 from irpar.sharding import Axis, Mesh
 
 from .findings import problem_text

@@ -19,7 +19,7 @@ from irpar.runtime.driver import abort
 from irpar.runtime.errors import ProgramError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, make_group
-from irpar.runtime.groups.nccl.group import CAPTURES
+from irpar.runtime.groups.nccl.sharing import CAPTURES
 from irpar.runtime.groups.results import execute
 from irpar.runtime.groups.shared_memory.traffic import Traffic
 from irpar.runtime.launch.environment import World

@@ -15,13 +15,11 @@ floats may give a number where one of two is NaN.
 
 import atexit
 import math
-import os
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import combinations
 from typing import Any, Self
 from weakref import WeakSet
 
@@ -30,27 +28,21 @@ import numpy as np
 from irpar.runtime.communication import Releasable
 from irpar.runtime.errors import PeerError, RunError, more_time
 from irpar.runtime.groups.base import Array, Call, Collective, rank_text
-from irpar.runtime.groups.results import execute
 from irpar.runtime.groups.spmd import Finish, Meeting, see_late
-from irpar.runtime.groups.threads import ThreadGroup
 from irpar.runtime.groups.wire.connect import meet
 from irpar.runtime.groups.wire.control import NOBODY, Control
-from irpar.runtime.groups.wire.header import Header
 from irpar.runtime.groups.wire.wired import ASK_SECONDS, WiredGroup
-from irpar.runtime.launch.environment import World, start_ranks
-from irpar.sharding import IrparError, Mesh
+from irpar.runtime.launch.environment import World
+from irpar.sharding import Mesh
 
+from .devices import NcclDevices
+from .ending import DESTROY_SECONDS, PAUSE_SECONDS, destroy
 from .lane import DeviceChannel, DeviceError, Work, enqueue_together, load_cupy
+from .sharing import about_device, check_devices
 from .transfers import moves_nothing, wire_of
 
-CAPTURES = "IRPAR_CAPTURE_COLLECTIVES"
-"""The environment variable that lets collectives be captured in CUDA graphs where it is "1", for all ranks alike."""
-_SHARED_DEVICE_NCCL = 23000
-"""NCCL 2.30, the first that lets ranks share a device, if asked to."""
 _SPINS = 100
 """So often it is asked at once whether a collective is done, before the processor is left to others between."""
-_PAUSE_SECONDS = 5e-5
-_DESTROY_SECONDS = 10.0
 _ABORT_SECONDS = 0.5
 """In which NCCL has told its kernels to end."""
 _CONNECT_SECONDS = 1.5
@@ -115,10 +107,10 @@ class NcclGroup(WiredGroup):
         device = world.local_rank % cupy.cuda.runtime.getDeviceCount()
         cupy.cuda.Device(device).use()
         lane = DeviceChannel(cupy, device)  # CUDA takes its time to start, for which no rank waits at a collective.
-        about = _about(cupy, device)
+        about = about_device(cupy, device)
         control, all_about = meet(world, mesh, about, seconds)
         try:
-            _check_devices(all_about)
+            check_devices(all_about)
             return cls(mesh, world.rank, seconds, control, lane, about["captures"])
         except BaseException:
             control.close()
@@ -143,7 +135,7 @@ class NcclGroup(WiredGroup):
         else:
             self.control.leave()  # Nobody ends a communicator that another still uses.
             self._let_graphs_go()
-            _destroy(self._communicators.values())
+            destroy(self._communicators.values())
         self._communicators.clear()
         super().close()
 
@@ -279,7 +271,7 @@ class NcclGroup(WiredGroup):
             if not done.done:
                 self.control.check()  # A member that has left has done its part.
             yield
-            time.sleep(_PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
 
     def _stuck(self, meeting: Meeting) -> RunError:
         """The error of a collective to which all came, and which does not end; all others are told of it."""
@@ -410,154 +402,4 @@ class NcclGroup(WiredGroup):
         aborting.join(_ABORT_SECONDS)
         letting_go.start()
         for thread in (letting_go, aborting):
-            thread.join(_DESTROY_SECONDS)
-
-
-class NcclDevices(ThreadGroup):
-    """All ranks in this process, rank i on device i, where the engine `cupy` computes it."""
-
-    takes_device_arrays = True
-
-    def __init__(self, mesh: Mesh, seconds: float, cupy: Any, devices: Sequence[int]) -> None:
-        super().__init__(mesh)
-        self.seconds = seconds
-        self.cupy = cupy
-        self.lanes = [DeviceChannel(cupy, device) for device in devices]
-        self._communicators: dict[tuple[int, ...], list[Any]] = {}
-        atexit.register(self._abandon)
-
-    @classmethod
-    def on_devices(cls, mesh: Mesh, seconds: float, cupy: Any) -> "NcclDevices":
-        """Give each rank a device.
-
-        Raises:
-            IrparError: there are not as many.
-        """
-        count = cupy.cuda.runtime.getDeviceCount()
-        if count < mesh.size:
-            raise IrparError(
-                f"mesh {mesh} has {mesh.size} ranks, and this process sees {count} GPU{'s' if count > 1 else ''}",
-                do=f"start a process for each rank: {start_ranks('nccl', mesh.size)}; "
-                "docs/clusters.md tells how several ranks can share a GPU",
-            )
-        return cls(mesh, seconds, cupy, range(mesh.size))
-
-    def execute(self, calls: Sequence[Call]) -> list[Array]:
-        """See `ThreadGroup.execute`."""
-        collective, dtype = calls[0].collective, calls[0].operand.dtype
-        shapes = tuple(call.operand.shape for call in calls)
-        lanes = [self.lanes[call.rank] for call in calls]
-        wire = wire_of(collective, dtype)
-        if wire is None or moves_nothing(shapes) or len(calls) == 1:
-            results = execute(collective, [lane.to_host(call) for lane, call in zip(lanes, calls, strict=True)])
-            return [lane.like(call, result) for lane, call, result in zip(lanes, calls, results, strict=True)]
-        members = tuple(call.rank for call in calls)
-        with lanes[0].errors(calls[0].describe(self.mesh)):
-            works = [
-                lane.prepare(Meeting(call, members, i, Header.of(call, self.mesh), shapes, ()), wire)
-                for i, (lane, call) in enumerate(zip(lanes, calls, strict=True))
-            ]
-            communicators = self._communicators_of(members)
-            enqueue_together(self.cupy, list(zip(lanes, works, communicators, strict=True)))
-            self._wait(works, communicators)
-            return [lane.result(work) for lane, work in zip(lanes, works, strict=True)]
-
-    def hand_over(self, sender: Call, receiver: Call) -> Array:
-        """See `ThreadGroup.hand_over`; over the host."""
-        return self.lanes[receiver.rank].like(receiver, self.lanes[sender.rank].to_host(sender))
-
-    def close(self) -> None:
-        """See `Group.close`."""
-        atexit.unregister(self._abandon)
-        _destroy([communicator for group in self._communicators.values() for communicator in group])
-        self._communicators.clear()
-
-    def _communicators_of(self, members: tuple[int, ...]) -> list[Any]:
-        found = self._communicators.get(members)
-        if found is None:
-            devices = [self.lanes[member].device for member in members]
-            found = self._communicators[members] = self.cupy.cuda.nccl.NcclCommunicator.initAll(devices)
-        return found
-
-    def _wait(self, works: Sequence[Work], communicators: Sequence[Any]) -> None:
-        deadline = math.inf
-        while not all(work.done.done for work in works):
-            for communicator in communicators:
-                communicator.check_async_error()
-            if deadline == math.inf and all(work.computed.done for work in works):
-                deadline = time.monotonic() + self.seconds
-            if time.monotonic() > deadline:
-                self._abandon()
-                raise RunError(
-                    f"collective {works[0].meeting.collective.id} did not end in {self.seconds:g} s",
-                    notes=(works[0].meeting.header.text,),
-                    do=f"see with NCCL_DEBUG=INFO what NCCL waits for, or {more_time()}",
-                )
-            time.sleep(_PAUSE_SECONDS)
-
-    def _abandon(self) -> None:
-        for group in self._communicators.values():
-            for communicator in group:
-                communicator.abort()
-        self._communicators.clear()
-
-
-def _destroy(communicators: Any) -> None:
-    """End communicators that are idle; NCCL may wait for peers there, so that is bounded."""
-    listed = list(communicators)
-
-    def destroy() -> None:
-        for communicator in listed:
-            communicator.destroy()
-
-    if listed:
-        thread = threading.Thread(target=destroy, name="irpar-nccl-destroy", daemon=True)
-        thread.start()
-        thread.join(_DESTROY_SECONDS)
-
-
-# -- which device ---------------------------------------------------------------------------------------------------
-
-
-def _about(cupy: Any, device: int) -> dict[str, Any]:
-    """What decides whether ranks can share a device."""
-    return {
-        "device": bytes(cupy.cuda.runtime.getDeviceProperties(device)["uuid"]).hex(),
-        "host": os.uname().nodename,
-        "host_id": os.environ.get("NCCL_HOSTID", ""),
-        "nccl": cupy.cuda.nccl.get_version(),
-        "captures": os.environ.get(CAPTURES) == "1",
-        "shares": os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "") == "1",
-    }
-
-
-def _check_devices(ranks: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse ranks that share a device where NCCL would.
-
-    Raises:
-        IrparError: naming two of them.
-    """
-    for rank, about in enumerate(ranks):
-        if about["nccl"] != ranks[0]["nccl"]:
-            raise IrparError(
-                f"rank 0 has NCCL {_version(ranks[0]['nccl'])}, and rank {rank} has NCCL {_version(about['nccl'])}",
-                do="install one version of NCCL (nvidia-nccl-cu12, nvidia-nccl-cu13) on all hosts",
-            )
-        if about["captures"] != ranks[0]["captures"]:
-            raise IrparError(f"ranks 0 and {rank} differ in {CAPTURES}", do="set it to 1 for all ranks, or for none")
-    for (one, first), (two, second) in combinations(enumerate(ranks), 2):
-        if first["device"] != second["device"]:
-            continue
-        hosts = first["host_id"], second["host_id"]
-        may_share = first["nccl"] >= _SHARED_DEVICE_NCCL and first["shares"] and second["shares"]
-        if may_share or (all(hosts) and hosts[0] != hosts[1]):
-            continue
-        raise IrparError(
-            f"ranks {one} and {two} have one GPU of {first['host']}, which NCCL {_version(first['nccl'])} refuses",
-            do="start at most as many ranks on a host as it has GPUs; to try a partition on one GPU, see "
-            'docs/clusters.md, "Several ranks on one GPU"',
-        )
-
-
-def _version(number: int) -> str:
-    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+            thread.join(DESTROY_SECONDS)

@@ -15,8 +15,8 @@ from irpar.runtime.errors import RunError
 from irpar.runtime.executor import Executor
 from irpar.runtime.groups import Call, Collective, ThreadGroup, make_group
 from irpar.runtime.groups.nccl import lane as nccl_lane
-from irpar.runtime.groups.nccl.group import NcclDevices
-from irpar.runtime.groups.nccl.group import _check_devices as check_devices
+from irpar.runtime.groups.nccl.devices import NcclDevices
+from irpar.runtime.groups.nccl.sharing import check_devices
 from irpar.runtime.groups.nccl.transfers import wire_of
 from irpar.sharding import Axis, IrparError, Mesh
 from tests.budget import budget, every, pairs
