@@ -102,6 +102,19 @@ def test_a_weight_without_elements_is_written_and_read(tmp_path: Path) -> None:
     opened.verify().check()
 
 
+@pytest.mark.parametrize("dtype", ["float", "bool", "int64"])
+def test_a_table_that_is_put_in_another_order_may_lack_rows_on_a_device(dtype: str) -> None:
+    """Each device looks its own rows up, by another rule than that of nodes which put elements in another order."""
+    model = model_of_text(
+        f"g ({dtype}[2] x) => ({dtype}[2] y) <int64[2] i = {{1, 0}}> {{ y = Gather(x, i) }}", opset=18
+    )
+    module = irpar.load(model)
+    module.shard("x", ["x"])
+    partition = irpar.partition(module, irpar.Mesh({"x": 4}))
+    for engine in ("ort", "numpy"):
+        partition.verify(engine=engine).check()
+
+
 def test_what_does_not_run_without_elements_is_told(tmp_path: Path) -> None:
     text = """g (float[2,4,5,8] x, float[2,4,6,8] k, float[2,4,6,8] v, float[2,4,3,8] pk, float[2,4,3,8] pv)
       => (float[2,4,5,8] y, float[2,4,9,8] nk, float[2,4,9,8] nv) {

@@ -1,5 +1,6 @@
 """What takes the place of a node in the program of one device: nothing where it has no elements, or the op's hook."""
 
+from collections.abc import Iterator
 from math import prod
 
 import numpy as np
@@ -10,8 +11,8 @@ from .bodies import holds_collectives
 from .local import typed_like
 from .neutral import neutral
 from .op_def import definition
-from .registry import factor_rule
-from .rule import Kind
+from .registry import factor_rule, other_rules
+from .rule import FactorRule, Kind
 
 _INLINE = 16
 """Elements of a constant that stands in the program; of more, one number is expanded."""
@@ -48,15 +49,22 @@ def without_elements(whole: Node, local: Node, builder: Builder) -> list[Value] 
         return [_filled(value, 0, builder) for value in local.results]
     if all(map(_elements, local.inputs)):
         return None
-    rule = factor_rule(whole)
-    if rule is None:
-        return None
-    for value, factors in zip(local.operands, rule.operands, strict=True):
-        for dim, parts in enumerate(factors):
-            is_reduced = any(rule.kinds[factor] is Kind.REDUCE for factor in parts)
-            if value is not None and is_reduced and value.shape[dim] == 0:
-                return [_filled(result, neutral(rule.reduce, result.dtype), builder) for result in local.results]
+    for rule in _rules(whole):
+        for value, factors in zip(local.operands, rule.operands, strict=True):
+            for dim, parts in enumerate(factors):
+                is_reduced = any(rule.kinds[factor] is Kind.REDUCE for factor in parts)
+                if value is not None and is_reduced and value.shape[dim] == 0:
+                    return [_filled(result, neutral(rule.reduce, result.dtype), builder) for result in local.results]
     return None
+
+
+def _rules(whole: Node) -> Iterator[FactorRule]:
+    """The rules by which a node may run: by another one than its first only where its results are partial."""
+    first = factor_rule(whole)
+    if first is not None:
+        yield first
+    if any(value.sharding is not None and value.sharding.partial for value in whole.results):
+        yield from other_rules(whole)
 
 
 def _elements(value: Value) -> int:
