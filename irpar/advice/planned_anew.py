@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from irpar.analysis.weights.by_heads import without_heads
 from irpar.errors import IrparError
 from irpar.ir import Expr, Module, clone_module
 from irpar.output.prediction import predict
@@ -219,9 +220,11 @@ class Anew:
             module.memory_limit = plan.memory_limit
         module.set_mesh(plan.mesh_of_ranks)
         ranks = {value.source_name: value.tensor_type.rank or 0 for value in module.graph.inputs}
+        shapes = {value.source_name: value.shape for value in module.graph.constants if value.is_static}
         for entry in plan.values:
             if any(_ANNOTATED.fullmatch(each["why"]) for each in entry["why"] or ()):
-                spec = [axes or None for axes in entry["sharding"]]
+                said = [axes or None for axes in entry["sharding"]]
+                spec = [*without_heads(said, entry["shape"], shapes.get(entry["source"], entry["shape"]))]
                 # An input that gets a dim for micro-batches has it in front.
                 more = ranks.get(entry["source"], 0) - len(spec)
                 module.shard(entry["source"], [None] * more + spec)

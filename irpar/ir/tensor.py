@@ -91,7 +91,9 @@ class Tensor:
     def reshaped(self, shape: Sequence[int]) -> "Tensor":
         """The same elements in the same order under another shape of as many, lazy as well."""
         shape = tuple(shape)
-        return LazyTensor(self.dtype, shape, lambda: self.numpy().reshape(shape))
+        made = LazyTensor(self.dtype, shape, lambda: self.numpy().reshape(shape))
+        made.origin = self
+        return made
 
     def equals(self, other: "Tensor") -> bool:
         """True where dtype, shape and every bit agree (reads both unless they lie at the same place)."""
@@ -137,14 +139,16 @@ class LazyTensor(Tensor):
 
     Attributes:
         name: what the file calls it that its raw bytes are in; empty where they are in none.
+        origin: the tensor that has the same elements under another shape, where it was made of one.
     """
 
-    __slots__ = ("_load", "name")
+    __slots__ = ("_load", "name", "origin")
 
     def __init__(self, dtype: DType, shape: Sequence[int], load: Callable[[], Array], name: str = "") -> None:
         super().__init__(dtype, shape)
         self._load = load
         self.name = name
+        self.origin: Tensor | None = None
 
     def numpy(self) -> Array:
         array = self._load()
@@ -153,7 +157,9 @@ class LazyTensor(Tensor):
 
     def reshaped(self, shape: Sequence[int]) -> Tensor:
         shape = tuple(shape)
-        return LazyTensor(self.dtype, shape, lambda: self._load().reshape(shape), self.name)
+        made = LazyTensor(self.dtype, shape, lambda: self._load().reshape(shape), self.name)
+        made.origin = self.origin or self
+        return made
 
 
 _READ_BYTES = 4096
@@ -352,9 +358,15 @@ def _beside(first: Tensor, second: Tensor, dim: int) -> tuple[tuple[int, int], .
 
 def place_of(tensor: Tensor) -> Hashable:
     """Equal for tensors whose bytes are the same because they lie at the same place; reads nothing."""
-    base = tensor.base
-    where = (base.path, base.offset, base.shape) if isinstance(base, ExternalTensor) else id(base)
-    return tensor.dtype, where, tensor.region
+    return tensor.dtype, _place_of_base(tensor.base), tensor.region
+
+
+def _place_of_base(base: Tensor) -> Hashable:
+    if isinstance(base, ExternalTensor):
+        return base.path, base.offset, base.shape
+    if isinstance(base, LazyTensor) and base.origin is not None:
+        return place_of(base.origin), base.shape
+    return id(base)
 
 
 def range_along(tensor: Tensor, dim: int, start: int, stop: int) -> Tensor:

@@ -11,6 +11,7 @@ from irpar.ir import Builder, Module, Node, TensorType, Value, joined_tensor, wi
 from irpar.ops.collectives import number_alike
 from irpar.pass_manager import Pass, PassResult
 
+from .heads import write_matrices
 from .weight_joins import Join, Step, joins, parts_along
 
 
@@ -33,6 +34,7 @@ class JoinWeights(Pass):
         """Join in all programs alike."""
         if not module.is_local:
             return PassResult(False)
+        matrices = [write_matrices(graph) for graph in module.graphs]
         found = [{join.name: join for join in joins(graph)} for graph in module.graphs]
         common = set.intersection(*(set(each) for each in found))
         log = _Log(module)
@@ -46,7 +48,7 @@ class JoinWeights(Pass):
         if common:
             number_alike(module.graphs)
         log.finish()
-        return PassResult(bool(common), statistics={"weights": len(common)})
+        return PassResult(bool(common) or any(matrices), statistics={"weights": len(common)})
 
 
 class _Log:

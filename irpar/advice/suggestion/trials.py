@@ -16,6 +16,7 @@ from irpar.analysis.cost.node import graph_flops, node_flops
 from irpar.analysis.memory.liveness import constant_bytes, peak
 from irpar.analysis.redistribution import block_bytes
 from irpar.analysis.types.control_flow import assumed_trips
+from irpar.analysis.weights.by_heads import without_heads
 from irpar.annotations.named import infer_undeclared_types
 from irpar.ir import Annotation, Graph, Module, Node, Value, clone_module
 from irpar.ir.annotate import apply_to, named_values
@@ -188,7 +189,7 @@ class Trials:
         return Variant(
             dict(tensors),
             prediction,
-            shardings_of(work.graph),
+            shardings_of(work.graph, self.work.graph),
             flops_by_operator(work.graph),
             peak_bytes,
             Readings(work.graph),
@@ -203,7 +204,7 @@ class Trials:
         flops = _rank_flops(work.graph, placements, self.mesh)
         held: dict[str, frozenset[Sharding]] = {}
         weight_bytes = 0
-        for value in (*work.graph.inputs, *(each for graph in work.graph.graphs() for each in graph.constants)):
+        for value in _held_values(work.graph):
             lies = _held(value, placements, value.is_input or value.name in annotated)
             held[value.source_name] = held.get(value.source_name, frozenset()) | lies
             if value.is_constant and value.is_static:
@@ -236,15 +237,21 @@ def _rank_flops(graph: Graph, placements: Mapping[Node, Placement], mesh: Mesh) 
     return total
 
 
-def shardings_of(graph: Graph) -> dict[str, Spec]:
-    """How inputs and constants lie, by their names in the source model."""
+def shardings_of(graph: Graph, model: Graph) -> dict[str, Spec]:
+    """How inputs and constants lie, by their names in the source model, and in the dims that they have there."""
+    shapes = {value.source_name: value.shape for value in _held_values(model) if value.is_static}
     found: dict[str, Spec] = {}
-    for value in (*(value for inner in graph.graphs() for value in inner.constants), *graph.inputs):
+    for value in _held_values(graph):
         if value.sharding is not None:
-            spec = tuple(tuple(axes) if axes else None for axes in value.sharding.spec())
             name = value.source_name
+            spec = tuple(tuple(axes) if axes else None for axes in value.sharding.spec())
+            spec = without_heads(spec, value.whole_shape, shapes.get(name, value.whole_shape))
             found[name] = spec if any(spec) else found.get(name, spec)
     return found
+
+
+def _held_values(graph: Graph) -> list[Value]:
+    return [*(value for inner in graph.graphs() for value in inner.constants), *graph.inputs]
 
 
 def flops_by_operator(graph: Graph) -> Counter[str]:

@@ -8,7 +8,7 @@ In a training step also what the one behind it gives: its gradient.
 import itertools
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class Chain:
         results: which results of the graph replace state of a layer, for each.
         names: what their nodes and values are called.
         over_all: nodes elsewhere that read something of every layer, such as the sum that is the norm of all gradients.
+        reshaped: constants of layers under other shapes, by who they are and the shape: programs share them.
     """
 
     layers: Layers
@@ -49,6 +50,7 @@ class Chain:
     results: tuple[tuple[int, ...], ...]
     names: LayerNames
     over_all: frozenset[Node]
+    reshaped: dict[tuple[int, tuple[int, ...]], Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def kept(self) -> list[int]:

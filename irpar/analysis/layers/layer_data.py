@@ -1,7 +1,9 @@
 """The numbers of one layer in the place of those of another."""
 
+from collections.abc import Hashable
+
 from irpar.analysis.equal_nodes import MAX_ELEMENTS, numbers_key
-from irpar.ir import SlicedTensor, Tensor, Value
+from irpar.ir import ExternalTensor, LazyTensor, SlicedTensor, Tensor, Value, place_of
 
 from .chain import MODEL, Chain
 
@@ -16,14 +18,23 @@ class LayerData:
 
     def __init__(self, chain: Chain, layer: int) -> None:
         pairs = zip(chain.own_of(MODEL), chain.own_of(layer), strict=True)
-        self._known = {id(mine.data): other.data for mine, other in pairs if mine.data is not None}
+        self._known = {_key(mine.data): other.data for mine, other in pairs if mine.data is not None}
+        self._shared = chain.reshaped
 
     def of(self, data: Tensor) -> Tensor | None:
         """The numbers that stand for some of the layer; None where these are not its own."""
-        known = self._known.get(id(data))
-        if known is None and isinstance(data, SlicedTensor):
-            base = self._known.get(id(data.base))
+        known = self._known.get(_key(data))
+        if known is not None:
+            return known if known.shape == data.shape else self._reshaped(known, data.shape)
+        if isinstance(data, SlicedTensor):
+            base = self.of(data.base)
             return None if base is None else SlicedTensor(base, data.region)
+        return None
+
+    def _reshaped(self, data: Tensor, shape: tuple[int, ...]) -> Tensor:
+        known = self._shared.get((id(data), shape))
+        if known is None:
+            known = self._shared[id(data), shape] = data.reshaped(shape)
         return known
 
     def are_alike(self, value: Value, other: Value) -> bool:
@@ -35,8 +46,11 @@ class LayerData:
         if wanted is None:
             key = numbers_key(data) if data.size <= MAX_ELEMENTS else None
             return key is not None and key == numbers_key(its)
-        return wanted is its or (
-            isinstance(wanted, SlicedTensor)
-            and isinstance(its, SlicedTensor)
-            and (wanted.base, wanted.region) == (its.base, its.region)
-        )
+        return place_of(wanted) == place_of(its)
+
+
+def _key(data: Tensor) -> Hashable:
+    """Equal for a tensor, and for what has its elements under another shape."""
+    if isinstance(data, ExternalTensor):
+        return data.path, data.offset, data.length, data.dtype
+    return id((data.origin if isinstance(data, LazyTensor) else None) or data)

@@ -23,9 +23,10 @@ from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorTyp
 from irpar.ops.facts import needed
 from irpar.pass_manager import Pass, PassResult
 
-from .complete_sharding import propagated
-from .raise_opset import RaiseOpset
-from .simplify_layout import SimplifyLayout
+from ..complete_sharding import propagated
+from ..raise_opset import RaiseOpset
+from ..simplify_layout import SimplifyLayout
+from .heads import take_heads_apart
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class SplitWeights(Pass):
         if count:
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
             SimplifyLayout().run(module)
-        told: dict[str, int | float] = {"weights": count, "scales": scales, "finer blocks": finer}
+        heads = sum(take_heads_apart(module, graph) for graph in module.all_graphs())
+        told: dict[str, int | float] = {"weights": count, "scales": scales, "finer blocks": finer, "heads": heads}
         told |= {"attentions": packed, "products": dynamic, "caches": caches}
         return PassResult(any(told.values()), statistics=told)
 

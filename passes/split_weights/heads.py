@@ -1,0 +1,293 @@
+"""Products with columns, or rows, that are heads which do not divide over the ranks: the weight gets a dim of heads.
+
+q = Reshape(MatMul(x, w : [768, 768@tp]), [.., 12, 64])     12 heads over 8: 96 columns each, one head and a half
+q = Einsum("abk,khd->abhd", x, w : [768, 12@tp, 64])        2 heads each, but for the last two devices
+
+Columns that are the heads of no device were gathered before attention, which each device then computed for all heads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from irpar.analysis.weights.atoms import Atom, Atoms, follow, joined
+from irpar.analysis.weights.by_heads import MOST_LEADING, ByHeads
+from irpar.ir import Builder, Graph, Module, Node, Tensor, TensorType, Value
+from irpar.ops.elementwise import BINARY, UNARY
+from irpar.sharding import DimSharding, Sharding
+
+from ..simplify_layout.chains import atoms_of, chain_of, erase_unread, goes_on, is_layout
+from ..split_bias import bias_apart
+
+_ELEMENTWISE = frozenset({*UNARY, *BINARY, "Cast"})
+_OLDEST = 12
+"""The first opset with Einsum."""
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of matrices with a constant that nothing else reads.
+
+    Attributes:
+        node: a MatMul, or a Gemm.
+        weight: the constant, in two dims.
+        turn: a Transpose between them.
+        rows, columns: which dim of the constant is contracted, and which one the result has.
+    """
+
+    node: Node
+    weight: Value
+    turn: Node | None
+    rows: int
+    columns: int
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The dims of the result before that of the columns."""
+        return self.node.result.shape[:-1]
+
+    def parts(self, dim: int) -> int:
+        """Over how many devices a dim of the constant is sharded, as it was annotated."""
+        return 1 if self.weight.sharding is None else self.weight.sharding.dim_parts(dim)
+
+
+def take_heads_apart(module: Module, graph: Graph) -> int:
+    """Give weights of a graph in global view a dim of heads, where these do not divide over the ranks.
+
+    Taken are weights that are annotated, of more heads than devices; of a head for each device or less, columns are
+    gathered as before.
+
+    Returns:
+        How many.
+    """
+    if module.opsets.get("", 0) < _OLDEST:
+        return 0
+    return sum(_take_apart(node) for node in list(graph) if node.op_type in ("MatMul", "Gemm"))
+
+
+def _take_apart(node: Node) -> bool:
+    product = _product(node)
+    if product is None or (product.parts(0) == 1 and product.parts(1) == 1):
+        return False
+    if node.op_type == "Gemm" and len(node.inputs) > 2:
+        product = _without_bias(product)
+    return product is not None and (_columns_apart(product) or _rows_apart(product))
+
+
+def _product(node: Node) -> _Product | None:
+    if node.identity not in (("", "MatMul"), ("", "Gemm")) or node.strategy is not None:
+        return None
+    if not all(value.is_static for value in (*node.inputs, *node.results)) or len(node.inputs[0].shape) < 2:
+        return None
+    attributes = node.attributes
+    if attributes.get("transA") or attributes.get("alpha", 1.0) != 1.0 or not node.result.dtype.is_float:
+        return None
+    weight, turn = node.inputs[1], None
+    is_turned = bool(attributes.get("transB"))
+    if weight.node is not None and weight.node.op_type == "Transpose" and len(weight.uses) == 1:
+        turn = weight.node
+        weight, is_turned = turn.inputs[0], not is_turned
+    if not weight.is_constant or len(weight.uses) > 1 or len(weight.shape) != 2 or weight.graph is not node.graph:
+        return None
+    if len(node.result.shape) > MOST_LEADING:
+        return None
+    return _Product(node, weight, turn, int(is_turned), int(not is_turned))
+
+
+def _without_bias(product: _Product) -> _Product | None:
+    """A Gemm without its bias, which is added behind it."""
+    node = product.node
+    assert node.graph is not None
+    builder = Builder(node.graph, {"": node.version}, before=node, like=node)
+    total = bias_apart(node, builder)
+    if total is None:
+        return None
+    name = node.result.name
+    node.replace([total])
+    total.rename(name)
+    first = next(each for each in builder.made if each.op_type == "Gemm")
+    return _product(first)
+
+
+# -- columns --------------------------------------------------------------------------------------------------------
+
+
+def _columns_apart(product: _Product) -> bool:
+    """Let a product give heads, where what reads it makes some of its columns."""
+    found = _read_in_pieces(product)
+    if found is None:
+        return False
+    steps, chain, atoms, size = found
+    columns, leading = product.node.result.shape[-1], product.leading
+    if not _is_worth_it(columns // size, product.parts(product.columns)):
+        return False
+    shape = *leading, columns // size, size
+    value = _einsum(product, size, product.node.inputs[0], product.columns, shape)
+    before = product.node.result
+    for step in steps:
+        operands = [value if each is before else each and _beside(each, size) for each in step.operands]
+        type_ = TensorType(step.result.dtype, shape)
+        value = _builder(step).op(step.op_type, operands, step.attributes, type=type_, name=step.result.name)
+        before = step.result
+    last = chain[-1]
+    moved = Atoms(shape)
+    moved.dims = [_of_heads(dim, len(leading), size) for dim in atoms.dims]
+    plan = moved.plan(last.result.shape)
+    _take_place(last, follow(plan, value, last.result.name, _builder(last)))
+    erase_unread(chain[:-1])
+    for step in (*reversed(steps), product.node):
+        step.erase()
+    return True
+
+
+def _read_in_pieces(product: _Product) -> tuple[list[Node], list[Node], Atoms, int] | None:
+    """The elementwise nodes behind a product, and what moves elements behind these so that columns are in pieces.
+
+    Returns:
+        Beside them what becomes of the dims, and how many columns stand in each of the largest pieces.
+    """
+    value, steps = product.node.result, list[Node]()
+    while not (is_alone := _is_alone(value, product.node)) or not is_layout(value.users[0]):
+        if not is_alone or not _is_step(value.users[0], value):
+            return None
+        steps.append(value.users[0])
+        value = value.users[0].result
+    chain = [value.users[0]]
+    while goes_on(chain[-1]):
+        chain.append(chain[-1].result.users[0])
+    atoms = atoms_of(chain)
+    if atoms is None:
+        return None
+    last = len(product.leading)
+    size = max((inner for dim in atoms.dims for source, inner, _ in joined(dim) if source == last), default=1)
+    return (steps, chain, atoms, size) if size > 1 else None
+
+
+def _is_alone(value: Value, product: Node) -> bool:
+    """Whether one node of the product's graph reads a value, and nobody has annotated it."""
+    return len(value.uses) == 1 and value.sharding is None and value.users[0].graph is product.graph
+
+
+def _of_heads(dim: list[Atom], last: int, size: int) -> list[Atom]:
+    """The pieces of a dim, in those of a value that has heads and their elements where the other has columns."""
+    found: list[Atom] = []
+    for source, inner, count in dim:
+        if source != last:
+            found.append((source, inner, count))
+        elif inner >= size:
+            found.append((last, inner // size, count))
+        elif inner * count <= size:
+            found.append((last + 1, inner, count))
+        else:
+            found += [(last, 1, inner * count // size), (last + 1, inner, size // inner)]
+    return found
+
+
+def _is_step(node: Node, value: Value) -> bool:
+    """Whether a node does something with each element, and what else it reads are numbers for all, or for columns."""
+    if node.is_return or node.domain or node.op_type not in _ELEMENTWISE or node.strategy is not None:
+        return False
+    others = [each for each in node.inputs if each is not value]
+    columns = value.shape[-1]
+    fits = all(each.is_constant and _fits(each, columns) for each in others)
+    return fits and node.result.is_static and node.result.shape == value.shape
+
+
+def _fits(value: Value, columns: int) -> bool:
+    shape = value.shape
+    is_for_columns = bool(shape) and prod(shape) == shape[-1] == columns and len(value.uses) == 1
+    return prod(shape) == 1 or is_for_columns
+
+
+def _beside(value: Value, size: int) -> Value:
+    """What a step reads besides, for heads of so many columns."""
+    if prod(value.shape) > 1:
+        _give_heads(value, len(value.shape) - 1, size)
+    return value
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _rows_apart(product: _Product) -> bool:
+    """Let a product read heads, where these are columns for it alone."""
+    node, data = product.node, product.node.inputs[0]
+    if data.sharding is not None or not is_layout(data.node):
+        return False
+    assert data.node is not None
+    chain = chain_of(data.node)
+    atoms = atoms_of(chain) if data.node.graph is node.graph else None
+    pieces = [] if atoms is None else joined(atoms.dims[-1])
+    if atoms is None or len(pieces) < 2 or not _is_worth_it(pieces[0][2], product.parts(product.rows)):
+        return False
+    count, leading = pieces[0][2], product.leading
+    size = data.shape[-1] // count
+    atoms.dims[-1:] = [pieces[:1], pieces[1:]]
+    source = chain[0].inputs[0]
+    value = follow(atoms.plan((*leading, count, size)), source, data.name, _builder(node))
+    _take_place(node, _einsum(product, size, value, product.rows, node.result.shape))
+    erase_unread(chain)
+    return True
+
+
+# -- both -----------------------------------------------------------------------------------------------------------
+
+
+def _is_worth_it(heads: int, parts: int) -> bool:
+    return heads > parts > 1 and heads % parts > 0
+
+
+def _builder(node: Node) -> Builder:
+    assert node.graph is not None
+    return Builder(node.graph, {"": max(node.version, _OLDEST)}, before=node, like=node)
+
+
+def _einsum(product: _Product, size: int, data: Value, dim: int, shape: tuple[int, ...]) -> Value:
+    """The product as an Einsum, with a weight of which one dim is apart."""
+    weight, node = product.weight, product.node
+    _give_heads(weight, dim, size)
+    said = ByHeads(len(product.leading), are_columns=dim == product.columns, is_turned=product.rows == 1)
+    type_ = TensorType(node.result.dtype, shape)
+    name = node.result.name
+    value = _builder(node).op("Einsum", [data, weight], {"equation": said.equation}, type=type_, name=name)
+    if product.turn is not None:
+        node.set_operand(1, weight)
+        product.turn.erase()
+    return value
+
+
+def _give_heads(value: Value, dim: int, size: int) -> None:
+    """Let a dim of a constant be that of heads and that of their elements; its readers are about to be taken out."""
+    assert value.data is not None
+    value.data = _reshaped(value.data, dim, size)
+    value.type, value.sharding = value.data.type, _with_heads(value.sharding, dim)
+
+
+def _reshaped(data: Tensor, dim: int, size: int) -> Tensor:
+    """A tensor of which one dim is that of heads and that of their elements; a block of heads stays a block."""
+    base, (start, stop) = data.base, data.region[dim]
+    if any(number % size for number in (start, stop, base.shape[dim])):
+        return data.reshaped(_apart(data.shape, dim, size))
+    region = list(data.region)
+    region[dim : dim + 1] = [(start // size, stop // size), (0, size)]
+    return base.reshaped(_apart(base.shape, dim, size)).slice(region)
+
+
+def _apart(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
+    return (*shape[:dim], shape[dim] // size, size, *shape[dim + 1 :])
+
+
+def _with_heads(sharding: Sharding | None, dim: int) -> Sharding | None:
+    """The sharding of a tensor of which a dim is taken apart: its heads are sharded as it was."""
+    if sharding is None:
+        return None
+    dims = sharding.dims
+    return replace(sharding, dims=(*dims[: dim + 1], DimSharding(), *dims[dim + 1 :]))
+
+
+def _take_place(node: Node, value: Value) -> None:
+    """Let a value stand for the result of a node, under its name."""
+    result = node.result
+    value.memory, value.doc = result.memory, result.doc
+    node.replace([value])
+    value.rename(result.name)
