@@ -20,6 +20,7 @@ KNOWN_REFUSALS = (
     # Of operands that ONNX's text does not allow, and ONNX Runtime alone lets pass:
     "MaxUnpool failed",
     "GroupNormalization failed",
+    "MatMulNBits failed: weights or scales are not those",
     "RoiAlign failed: attribute coordinate_transformation_mode",
 )
 """What may be refused of these programs; anything else is needless."""

@@ -1,10 +1,11 @@
 """What the nodes of a partition really do with its weights, so that reasons say no more than is true."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from irpar.advice.uses import where
 from irpar.ir import Graph, Node, Value
+from irpar.ops import traits
 from irpar.ops.collectives import sends
 
 
@@ -28,9 +29,11 @@ class Readings:
 
     Args:
         graph: in local view.
+        heads: of weights that have a dim of them in it, and none in the source model: how many.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, heads: Mapping[str, int]) -> None:
+        self.heads = heads
         self._of: dict[str, list[Reading]] = {}
         self._moved: set[str] = set()
         for inner in graph.graphs():
@@ -55,5 +58,7 @@ def _readings(value: Value, *, is_moved: bool) -> Iterator[Reading]:
             for result in results:
                 yield from _readings(result, is_moved=True)
             continue
+        if traits(node).view:
+            yield from _readings(node.result, is_moved=is_moved)
         lies = [result.sharding for result in node.results if result.sharding is not None]
         yield Reading(where(node), is_moved, frozenset(axis.name for each in lies for axis in each.partial))

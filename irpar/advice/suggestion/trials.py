@@ -16,7 +16,7 @@ from irpar.analysis.cost.node import graph_flops, node_flops
 from irpar.analysis.memory.liveness import constant_bytes, peak
 from irpar.analysis.redistribution import block_bytes
 from irpar.analysis.types.control_flow import assumed_trips
-from irpar.analysis.weights.by_heads import without_heads
+from irpar.analysis.weights.by_heads import dim_of_heads, without_heads
 from irpar.annotations.named import infer_undeclared_types
 from irpar.ir import Annotation, Graph, Module, Node, Value, clone_module
 from irpar.ir.annotate import apply_to, named_values
@@ -192,7 +192,7 @@ class Trials:
             shardings_of(work.graph, self.work.graph),
             flops_by_operator(work.graph),
             peak_bytes,
-            Readings(work.graph),
+            Readings(work.graph, _heads_of(work.graph, self.work.graph)),
         )
 
     def _estimated(
@@ -239,15 +239,32 @@ def _rank_flops(graph: Graph, placements: Mapping[Node, Placement], mesh: Mesh) 
 
 def shardings_of(graph: Graph, model: Graph) -> dict[str, Spec]:
     """How inputs and constants lie, by their names in the source model, and in the dims that they have there."""
-    shapes = {value.source_name: value.shape for value in _held_values(model) if value.is_static}
+    shapes = _shapes(model)
     found: dict[str, Spec] = {}
     for value in _held_values(graph):
         if value.sharding is not None:
             name = value.source_name
             spec = tuple(tuple(axes) if axes else None for axes in value.sharding.spec())
-            spec = without_heads(spec, value.whole_shape, shapes.get(name, value.whole_shape))
+            if name in shapes and value.is_static:
+                spec = without_heads(spec, value.whole_shape, shapes[name])
             found[name] = spec if any(spec) else found.get(name, spec)
     return found
+
+
+def _heads_of(graph: Graph, model: Graph) -> dict[str, int]:
+    """How many heads weights have that have a dim of them, by their names in the source model, where they have none."""
+    shapes = _shapes(model)
+    found: dict[str, int] = {}
+    for value in _held_values(graph):
+        if value.source_name in shapes and value.is_static:
+            dim = dim_of_heads(value.whole_shape, shapes[value.source_name])
+            if dim is not None:
+                found[value.source_name] = value.whole_shape[dim]
+    return found
+
+
+def _shapes(graph: Graph) -> dict[str, tuple[int, ...]]:
+    return {value.source_name: value.shape for value in _held_values(graph) if value.is_static}
 
 
 def _held_values(graph: Graph) -> list[Value]:

@@ -81,7 +81,8 @@ class CutWords:
             rows = "input channels" if node.op_type.startswith("Conv") else "rows"
             if any(not each.is_moved and names <= each.summed for each in readings):
                 return f"{rows}: {glob_of(where(node))} sums over {self.said}"
-            noun, size = rows, cut.size
+            planned = self.readings.heads.get(value.source_name)
+            noun, size = (rows, cut.size) if planned is None else ("heads", planned)
         else:
             noun, size = self._noun(cut, value, dim)
         is_moved = any(each.is_moved for each in readings)
@@ -100,6 +101,9 @@ class CutWords:
         return ""
 
     def _noun(self, cut: Cut, value: Value, dim: int) -> tuple[str, int]:
+        planned = self.readings.heads.get(value.source_name)
+        if planned is not None:
+            return "heads", planned
         held = self.classes.class_of(value, dim)
         if held is not None and held.number not in self._heads_of:
             self._heads_of[held.number] = _heads(held)

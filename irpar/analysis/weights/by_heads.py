@@ -66,9 +66,13 @@ def without_heads(spec: Sequence[T], shape: Sequence[int], of: Sequence[int]) ->
         shape: with heads and their elements, [768, 12, 64]; or any other, of which all is said as it is.
         of: with columns, [768, 768].
     """
-    if len(shape) != len(of) + 1:
-        return tuple(spec)
-    dim = next((dim for dim, size in enumerate(of) if shape[dim] != size), None)
+    dim = dim_of_heads(shape, of)
+    return tuple(spec) if dim is None else (*spec[: dim + 1], *spec[dim + 2 :])
+
+
+def dim_of_heads(shape: Sequence[int], of: Sequence[int]) -> int | None:
+    """The dim of heads that a tensor has, and does not have in the model; arguments as of `without_heads`."""
+    dim = next((dim for dim, size in enumerate(of) if shape[dim] != size), None) if len(shape) == len(of) + 1 else None
     if dim is None or (*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]) != tuple(of):
-        return tuple(spec)
-    return *spec[: dim + 1], *spec[dim + 2 :]
+        return None
+    return dim

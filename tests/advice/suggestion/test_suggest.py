@@ -227,12 +227,13 @@ def test_heads_that_only_a_part_of_the_axis_divides(tmp_path: Path) -> None:
 
 
 def test_heads_that_no_whole_axis_divides(tmp_path: Path) -> None:
-    """6 heads over 4: attention over many tokens in two halves, without a byte more; the rest over all four."""
+    """6 heads over 4: three devices have two each."""
     found = check(build(tmp_path, "gpt", heads=6, hidden=48, seq=256, batch=1), {"tp": 4}, tmp_path)
-    assert cuts(found)["h.*.attn.q.weight"] == (None, ("tp:(1)2",))
+    assert cuts(found)["h.*.attn.q.weight"] == (None, ("tp",))
     assert cuts(found)["h.*.mlp.c_fc.weight"] == (None, ("tp",))
     reasons = {group.pattern: group.reason for group in found.cut}
-    assert reasons["h.*.attn.q.weight"] == "heads: 6, 3 a rank"
+    assert reasons["h.*.attn.q.weight"] == "heads: 6, 2 a rank"
+    assert reasons["h.*.attn.proj.weight"] == "rows: MatMul /h.*/attn/proj/MatMul sums over tp"
     assert list(found.prediction.by_kind) == ["all_reduce"]
 
 
@@ -572,7 +573,7 @@ def test_a_line_whose_tensor_is_whole_in_the_end_says_what_it_cuts(tmp_path: Pat
     onnx.save(model_of_text(text, ["w", "v"]), tmp_path / "model.onnx")
     module = irpar.load(tmp_path / "model.onnx")
     mesh = Mesh({"tp": 2})
-    words = CutWords(CutClasses(module.graph, mesh, (Axis("tp"),)), {}, (Axis("tp"),), Readings(module.graph))
+    words = CutWords(CutClasses(module.graph, mesh, (Axis("tp"),)), {}, (Axis("tp"),), Readings(module.graph, {}))
     groups = Groups(module.graph, {"w", "v"}, words)
     annotated: dict[str, Spec] = {"w": (None, ("tp",)), "v": (None, None)}
     cut, whole = groups.made({"w": (None, None), "v": (None, None)}, annotated, {})
@@ -585,7 +586,7 @@ def test_a_line_whose_tensor_is_whole_in_the_end_says_what_it_cuts(tmp_path: Pat
 def test_an_input_that_axes_of_weights_cut_is_no_batch(tmp_path: Path) -> None:
     module = build(tmp_path, "mlp")
     classes = CutClasses(module.graph, Mesh({"dp": 2, "tp": 2}), (Axis("tp"),))
-    words = CutWords(classes, {}, (Axis("tp"),), Readings(module.graph))
+    words = CutWords(classes, {}, (Axis("tp"),), Readings(module.graph, {}))
     for axis, reason in (("dp", "batch"), ("tp", "follows the weights that meet it")):
         cut, _ = Groups(module.graph, (), words).made({"x": (None, (axis,))}, {}, {})
         assert [(group.pattern, group.reason) for group in cut] == [("x", reason)]
