@@ -24,6 +24,8 @@ class JoinWeights(Pass):
     reductions behind the product run once, and a Split without communication gives what each of them gave. Where no
     device cuts the tensor, that is the tensor as it was.
 
+    Products with weights that have a dim of heads are written as products of matrices (`heads`).
+
     Blocks stay apart where their sizes differ between devices, and where their products are sharded differently.
     """
 
@@ -34,7 +36,7 @@ class JoinWeights(Pass):
         """Join in all programs alike."""
         if not module.is_local:
             return PassResult(False)
-        matrices = [write_matrices(graph) for graph in module.graphs]
+        matrices = write_matrices(module)
         found = [{join.name: join for join in joins(graph)} for graph in module.graphs]
         common = set.intersection(*(set(each) for each in found))
         log = _Log(module)
@@ -48,7 +50,7 @@ class JoinWeights(Pass):
         if common:
             number_alike(module.graphs)
         log.finish()
-        return PassResult(bool(common) or any(matrices), statistics={"weights": len(common)})
+        return PassResult(bool(common) or matrices > 0, statistics={"weights": len(common)})
 
 
 class _Log:

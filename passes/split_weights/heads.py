@@ -12,7 +12,7 @@ from math import prod
 
 from irpar.analysis.weights.atoms import Atom, Atoms, follow, joined
 from irpar.analysis.weights.by_heads import MOST_LEADING, ByHeads
-from irpar.ir import Builder, Graph, Module, Node, Tensor, TensorType, Value
+from irpar.ir import Annotation, Builder, Graph, Module, Node, Tensor, TensorType, Value
 from irpar.ops.elementwise import BINARY, UNARY
 from irpar.sharding import DimSharding, Sharding
 
@@ -62,16 +62,16 @@ def take_heads_apart(module: Module, graph: Graph) -> int:
     """
     if module.opsets.get("", 0) < _OLDEST:
         return 0
-    return sum(_take_apart(node) for node in list(graph) if node.op_type in ("MatMul", "Gemm"))
+    return sum(_take_apart(module, node) for node in list(graph) if node.op_type in ("MatMul", "Gemm"))
 
 
-def _take_apart(node: Node) -> bool:
+def _take_apart(module: Module, node: Node) -> bool:
     product = _product(node)
     if product is None or (product.parts(0) == 1 and product.parts(1) == 1):
         return False
     if node.op_type == "Gemm" and len(node.inputs) > 2:
         product = _without_bias(product)
-    return product is not None and (_columns_apart(product) or _rows_apart(product))
+    return product is not None and (_columns_apart(module, product) or _rows_apart(module, product))
 
 
 def _product(node: Node) -> _Product | None:
@@ -112,7 +112,7 @@ def _without_bias(product: _Product) -> _Product | None:
 # -- columns --------------------------------------------------------------------------------------------------------
 
 
-def _columns_apart(product: _Product) -> bool:
+def _columns_apart(module: Module, product: _Product) -> bool:
     """Let a product give heads, where what reads it makes some of its columns."""
     found = _read_in_pieces(product)
     if found is None:
@@ -122,10 +122,10 @@ def _columns_apart(product: _Product) -> bool:
     if not _is_worth_it(columns // size, product.parts(product.columns)):
         return False
     shape = *leading, columns // size, size
-    value = _einsum(product, size, product.node.inputs[0], product.columns, shape)
+    value = _einsum(module, product, size, product.node.inputs[0], product.columns, shape)
     before = product.node.result
     for step in steps:
-        operands = [value if each is before else each and _beside(each, size) for each in step.operands]
+        operands = [value if each is before else each and _beside(module, each, size) for each in step.operands]
         type_ = TensorType(step.result.dtype, shape)
         value = _builder(step).op(step.op_type, operands, step.attributes, type=type_, name=step.result.name)
         before = step.result
@@ -199,17 +199,17 @@ def _fits(value: Value, columns: int) -> bool:
     return prod(shape) == 1 or is_for_columns
 
 
-def _beside(value: Value, size: int) -> Value:
+def _beside(module: Module, value: Value, size: int) -> Value:
     """What a step reads besides, for heads of so many columns."""
     if prod(value.shape) > 1:
-        _give_heads(value, len(value.shape) - 1, size)
+        _give_heads(module, value, len(value.shape) - 1, size)
     return value
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------
 
 
-def _rows_apart(product: _Product) -> bool:
+def _rows_apart(module: Module, product: _Product) -> bool:
     """Let a product read heads, where these are columns for it alone."""
     node, data = product.node, product.node.inputs[0]
     if data.sharding is not None or not is_layout(data.node):
@@ -225,7 +225,7 @@ def _rows_apart(product: _Product) -> bool:
     atoms.dims[-1:] = [pieces[:1], pieces[1:]]
     source = chain[0].inputs[0]
     value = follow(atoms.plan((*leading, count, size)), source, data.name, _builder(node))
-    _take_place(node, _einsum(product, size, value, product.rows, node.result.shape))
+    _take_place(node, _einsum(module, product, size, value, product.rows, node.result.shape))
     erase_unread(chain)
     return True
 
@@ -242,10 +242,10 @@ def _builder(node: Node) -> Builder:
     return Builder(node.graph, {"": max(node.version, _OLDEST)}, before=node, like=node)
 
 
-def _einsum(product: _Product, size: int, data: Value, dim: int, shape: tuple[int, ...]) -> Value:
+def _einsum(module: Module, product: _Product, size: int, data: Value, dim: int, shape: tuple[int, ...]) -> Value:
     """The product as an Einsum, with a weight of which one dim is apart."""
     weight, node = product.weight, product.node
-    _give_heads(weight, dim, size)
+    _give_heads(module, weight, dim, size)
     said = ByHeads(len(product.leading), are_columns=dim == product.columns, is_turned=product.rows == 1)
     type_ = TensorType(node.result.dtype, shape)
     name = node.result.name
@@ -256,11 +256,20 @@ def _einsum(product: _Product, size: int, data: Value, dim: int, shape: tuple[in
     return value
 
 
-def _give_heads(value: Value, dim: int, size: int) -> None:
+def _give_heads(module: Module, value: Value, dim: int, size: int) -> None:
     """Let a dim of a constant be that of heads and that of their elements; its readers are about to be taken out."""
     assert value.data is not None
     value.data = _reshaped(value.data, dim, size)
     value.type, value.sharding = value.data.type, _with_heads(value.sharding, dim)
+    said = module.annotated.get(value.name)
+    if said is not None:
+        module.annotated[value.name] = _said_of_heads(said, dim)
+
+
+def _said_of_heads(said: Annotation, dim: int) -> Annotation:
+    """An annotation of a tensor of which a dim is taken apart."""
+    spec = (*said.spec[: dim + 1], None, *said.spec[dim + 1 :])
+    return replace(said, spec=spec, behind=said.behind and _said_of_heads(said.behind, dim))
 
 
 def _reshaped(data: Tensor, dim: int, size: int) -> Tensor:
