@@ -43,9 +43,9 @@ class SplitWeights(Pass):
     of blocks (`flat_scales`), attention that reads q, k and v side by side gets three operands (`packed_attention`),
     products that quantise their data become two nodes (`dynamic_products`), attention over caches that are sharded
     along the sequence becomes ONNX's operators (`sequence_caches`), of opset 18 where those of the model are older, and
-    blocks of quantized weights that do not divide over the ranks become smaller (`finer_blocks`). After it,
-    weights with columns or rows that are heads which do not divide over the ranks get a dim of heads (`heads`). A
-    weight stays one where another node reads it, where something between it and its readers is annotated, where readers overlap, and
+    blocks of quantized weights that do not divide over the ranks become smaller (`finer_blocks`). After it, weights of
+    which columns or rows are heads that do not divide over the ranks get a dim of heads (`heads`). A weight stays one
+    where another node reads it, where something between it and its readers is annotated, where readers overlap, and
     where it is annotated with a cut that does not divide each section.
     """
 

@@ -71,6 +71,6 @@ def without_heads(spec: Sequence[T], shape: Sequence[int], of: Sequence[int]) ->
 
 
 def dim_of_heads(shape: Sequence[int], of: Sequence[int]) -> int | None:
-    """The dim of heads that a tensor, or a section of it, has, and not in the model; arguments as of `without_heads`."""
+    """The dim of heads that a tensor has, or a section of it, and not in the model; arguments of `without_heads`."""
     dim = next((dim for dim, size in enumerate(of) if shape[dim] != size), None) if len(shape) == len(of) + 1 else None
     return dim if dim is not None and tuple(shape[dim + 2 :]) == tuple(of[dim + 1 :]) else None
