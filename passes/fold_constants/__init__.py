@@ -21,6 +21,7 @@ from irpar.ir import (
     Tensor,
     TensorType,
     Value,
+    tensor_type,
 )
 from irpar.ir.annotate import hand_over, matches
 from irpar.ops.effects import is_compute, is_deterministic
@@ -46,6 +47,8 @@ class FoldConstants(Pass):
     have more than `max-bytes`, it reads a weight (a matrix of numbers that are no indices), a constant that carries an
     annotation, draws random numbers, or fills what a loop of a backward pass adds to. An If whose predicate is constant
     is replaced by the branch that it takes.
+
+    A CastLike is a Cast, so that nothing waits for, or is sent for, a tensor of which the dtype alone is read.
 
     Shape arithmetic goes away step by step: a Shape becomes a constant, then what gathers and joins its parts, then the
     Reshape that reads these has a static type, and so has a Shape after it.
@@ -121,6 +124,9 @@ class _Folder:
             return node.next
         if self.needs_types(node):
             self.infer(node)
+        cast = self.as_cast(node)
+        if cast is not None:
+            return cast
         following = node.next
         if (size := _size_of_static(node) or _known_list(node)) is not None:
             self.replace(node, [size])
@@ -136,6 +142,21 @@ class _Folder:
             self.fresh.update(node.inputs)
             return node
         return following
+
+    def as_cast(self, node: Node) -> Node | None:
+        """The Cast that stands for a CastLike, of whose second operand the dtype alone is read, and is known."""
+        if node.identity != ("", "CastLike") or tensor_type(node.inputs[1].type) is None:
+            return None
+        assert node.graph is not None
+        data, like = node.inputs
+        builder = Builder(node.graph, {"": node.version}, before=node, like=node)
+        name, attributes = node.result.name, {**node.attributes, "to": like.dtype.value}
+        made = builder.op("Cast", [data], attributes, type=node.result.type, name=name)
+        node.replace([made])
+        made.rename(name)
+        self.remove_unread([like])
+        self.folded += 1
+        return made.node
 
     def needs_types(self, node: Node) -> bool:
         """Whether inference can find more than is known."""

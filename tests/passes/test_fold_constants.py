@@ -75,6 +75,26 @@ def test_names_and_sources_stay(rewritten):
     assert '%h = constant : f32[] 1.4142135 from "sqrt_out"' in text
 
 
+def test_a_cast_like_reads_a_dtype_alone(check_golden):
+    """Exporters write `type_as` so; what lies as another tensor does would be moved for it."""
+    check_golden(
+        "fold-constants,dce",
+        """
+        graph @g(%x: f32[2, 4], %h: f16[4, 2]) -> (%y) opset 21 {
+          %a = Abs(%h) : f16[4, 2]
+          %c = CastLike(%x, %a) : f16[2, 4] from "/type_as"
+          %y = Neg(%c) : f16[2, 4]
+        }
+        """,
+        """
+        graph @g(%x: f32[2, 4], %h: f16[4, 2]) -> (%y) opset 21 {
+          %c = Cast(%x) {to=10} : f16[2, 4] for "/type_as" as "c"
+          %y = Neg(%c) : f16[2, 4]
+        }
+        """,
+    )
+
+
 def test_weights_stay_whole(check_golden):
     text = """
         graph @g(%x: f32[2, 4]) -> (%y, %z) opset 21 {
