@@ -143,6 +143,11 @@ def register_arena() -> None:
     onnxruntime.create_and_register_allocator(onnxruntime.OrtMemoryInfo("Cpu", arena, 0, default), None)
 
 
+_OWN = "/segment"
+"""Behind the names of constants: a model that ONNX Runtime has optimized before has the names that it would give to the
+constants that it makes of this one."""
+
+
 def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights", threads: int = 1) -> onnx.ModelProto:
     """A segment as an ONNX model whose inputs and outputs are the segment's, for a session of so many threads."""
     graph = Graph(f"{segment.graph.name}_{segment.index}")
@@ -152,6 +157,7 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights",
     for value in segment.constants:
         copy = copies[value] = clone_value(value)
         _strip(copy)
+        copy.name += _OWN
         graph.adopt_constant(copy)
         weights.origins[copy] = value
     names: Counter[str] = Counter()

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
+import irpar
 from irpar import models
 from irpar.ir import ArrayTensor, DType, ExternalTensor, Module
 from irpar.onnx_io import load, to_module
@@ -23,6 +24,7 @@ from irpar.runtime.program import build_program
 from irpar.sharding import Mesh
 from irpar.verification.inputs import random_inputs
 from tests.runtime.programs import module
+from tests.written import model_of_text
 
 ONE = Mesh({"x": 1})
 
@@ -356,3 +358,16 @@ def test_what_is_computed_again_in_a_body_stays_apart(mark: str) -> None:
     """)
     (segment,) = build_program(looped.graph).segments
     assert ("CommonSubexpressionElimination" in ort_engine._wrong_optimizers(segment)) == bool(mark)
+
+
+def test_constants_of_a_model_that_was_optimized_before_are_named_apart(tmp_path: Path) -> None:
+    """Those that ONNX Runtime made of it have the names of those that it makes of a segment."""
+    text = """g (float[2,8,16] x, float[16,48] w, float[48] b) => (float[2,8,16] y) {
+      p = MatMul(x, w)  a = Add(p, b)  q, k, v = Split<axis = 2, num_outputs = 3>(a)  s = Mul(q, k)  y = Add(s, v) }"""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(model_of_text(text, ["w", "b"]).SerializeToString(), options)
+    module = irpar.load(tmp_path / "optimized.onnx")
+    module.shard("gemm_output_reshape_arg", [None, None])
+    irpar.partition(module, {"a": 2}).verify(engine="ort").check()
