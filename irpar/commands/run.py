@@ -75,7 +75,7 @@ ScheduleName = Annotated[
     typer.Option(
         "--schedule",
         metavar="NAME",
-        help="Of the learning rate: constant, linear or cosine, down to --lr-end at the last step.",
+        help="Of the learning rate: constant, linear or cosine, which come to --lr-end as the last step ends.",
         rich_help_panel=_TRAINING,
         show_default=False,
     ),

@@ -148,9 +148,9 @@ def train_command(
     class_axis: ClassAxis = -1,
     ignore_index: IgnoreIndex = None,
     label_smoothing: LabelSmoothing = 0.0,
-    momentum: Momentum = 0.9,
+    momentum: Momentum = None,
     nesterov: Nesterov = False,
-    betas: Betas = "0.9,0.999",
+    betas: Betas = None,
     eps: Eps = None,
     weight_decay: WeightDecay = None,
     no_decay: NoDecay = None,
@@ -468,16 +468,20 @@ def _settings(given: Mapping[str, Any]) -> "Settings":
     Raises:
         IrparError: one cannot be read.
     """
+    from irpar.passes.optimizer import require_read
     from irpar.training.arguments import settings_of
     from irpar.training.settings import Settings
 
     options = {field.name: given.get(field.name) for field in fields(Settings)}
     options["learning_rate"] = given["lr"]
-    options["betas"] = _pair("--betas", given["betas"])
+    options["betas"] = None if given["betas"] is None else _pair("--betas", given["betas"])
     options["lr_scale"] = _factors("--lr-scale", given["lr_scale"])
     options["dropout"] = _factors("--dropout", given["dropout"])
     options["loss_scale"] = given["loss_scale"] or ("dynamic" if given["precision"] == "fp16" else "none")
-    return settings_of({name: option for name, option in options.items() if option is not None})
+    told = {name: option for name, option in options.items() if option is not None}
+    settings = settings_of(told)
+    require_read(settings.optimizer, [name for name in told if name != "nesterov" or settings.nesterov])
+    return settings
 
 
 def _pair(option: str, text: str) -> tuple[float, float]:

@@ -55,10 +55,26 @@ LearningRate = Annotated[
     typer.Option("--lr", metavar="X", help="The learning rate; irpar run can change it.", rich_help_panel=_UPDATE),
 ]
 Momentum = Annotated[
-    float, typer.Option("--momentum", metavar="X", help="Of the optimizer momentum.", rich_help_panel=_UPDATE)
+    float | None,
+    typer.Option(
+        "--momentum",
+        metavar="X",
+        help="Of the optimizer momentum; 0.9 if not given.",
+        rich_help_panel=_UPDATE,
+        show_default=False,
+    ),
 ]
 Nesterov = Annotated[bool, typer.Option("--nesterov", help="Momentum looks ahead.", rich_help_panel=_UPDATE)]
-Betas = Annotated[str, typer.Option("--betas", metavar="X,X", help="Of adam, adamw and lamb.", rich_help_panel=_UPDATE)]
+Betas = Annotated[
+    str | None,
+    typer.Option(
+        "--betas",
+        metavar="X,X",
+        help="Of adam, adamw and lamb; 0.9,0.999 if not given.",
+        rich_help_panel=_UPDATE,
+        show_default=False,
+    ),
+]
 Eps = Annotated[
     float | None,
     typer.Option(

@@ -70,7 +70,12 @@ class Dataset:
         return cls(path, arrays)
 
     def check(
-        self, specs: Mapping[str, Mapping[str, Any]], *, taker: str = "a step", may_be_short: bool = False
+        self,
+        specs: Mapping[str, Mapping[str, Any]],
+        *,
+        taker: str = "a step",
+        may_be_short: bool = False,
+        fewer: str = "--bind, --micro-batches, --short-batches",
     ) -> tuple[int, int]:
         """Compare the arrays with the inputs that they are for.
 
@@ -78,6 +83,7 @@ class Dataset:
             specs: the entry of plan.json's `inputs`, by name.
             taker: what takes samples, in words.
             may_be_short: whether a step may have fewer samples.
+            fewer: the options that make it take fewer.
 
         Returns:
             How many samples there are, and how many a step takes.
@@ -108,9 +114,7 @@ class Dataset:
             raise DataError(
                 f"there are {samples} samples, and {taker} takes {batch}",
                 where=str(self.path),
-                do="give one or more"
-                if may_be_short
-                else "give more, or make the step for fewer: --bind, --micro-batches, --short-batches",
+                do="give one or more" if may_be_short else f"give more, or make the step for fewer: {fewer}",
             )
         return samples, batch
 

@@ -158,7 +158,8 @@ def run_loop(
     trainer.schedule = _schedule(trainer, options, before)
     summary = Summary(trainer.steps, trainer.steps, [], notes=() if before is None else tuple(_left(trainer, before)))
     limits = {name: limit for name, limit in trainer.limits().items() if name in names}
-    evaluation = _evaluation(trainer, inputs, options, limits)
+    evaluation, left_out = _evaluation(trainer, inputs, options, limits)
+    summary.notes += left_out
     with _metrics(options, trainer.steps) as write:
         while trainer.steps < options.steps:
             number = trainer.steps
@@ -254,6 +255,8 @@ def _left(trainer: Trainer, before: Checkpoint) -> Iterator[str]:
     was, now = before.metadata.get("optimizer"), trainer.facts["optimizer"]
     if was != now:
         yield f"the checkpoint is of a run with {was}: this one goes on with {now}"
+        if "momentum" in (was, now) and any(name.endswith(".m") and name in trainer.states for name in before.tensors):
+            yield f"{now} goes on from what {was} kept as .m: the one is a mean of gradients, the other a sum of them"
     left = [name for name in before.tensors if name not in trainer.states]
     if left:
         yield f"the checkpoint has {listed(left, 5)}, which this program does not keep"
@@ -316,15 +319,15 @@ def _evaluation(
     inputs: Mapping[str, Mapping[str, Any]],
     options: LoopOptions,
     limits: Mapping[str, tuple[int, int, int | None]],
-) -> list[Batch | dict[str, Any]]:
-    """The batches to evaluate on, in order; what is left over at the end makes no batch.
+) -> tuple[list[Batch | dict[str, Any]], tuple[str, ...]]:
+    """The batches to evaluate on, in order, and what there is to say of samples that make no batch.
 
     Raises:
         DataError: samples that do not fit.
         LoopError: inputs are given by value.
     """
     if options.evaluation is None:
-        return []
+        return [], ()
     if options.values:
         raise LoopError(
             f"{next(iter(options.values))} is the same in all steps, which evaluation cannot take",
@@ -333,9 +336,12 @@ def _evaluation(
     names = trainer.facts["inputs"]
     path = str(options.evaluation)
     wanted = {name: as_one_batch(trainer.facts, inputs[name]) for name in names}
-    samples, batch = dataset_of(path).check(wanted, taker="an evaluation at a time")
+    samples, batch = dataset_of(path).check(wanted, taker="an evaluation at a time", fewer="--bind")
     order = Order(samples, batch, is_shuffled=False)
-    return [Batch(path, order.rows(number), names, limits) for number in range(order.steps_per_epoch)]
+    batches = order.steps_per_epoch
+    left = samples - batches * batch
+    notes = (f"evaluation takes {batch} samples at a time: the last {left} of {samples} are left out",) if left else ()
+    return [Batch(path, order.rows(number), names, limits) for number in range(batches)], notes
 
 
 def _save(trainer: Trainer, options: LoopOptions, order: Order, samples: int) -> Path:

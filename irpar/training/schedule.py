@@ -20,10 +20,11 @@ class Schedule:
 
     Attributes:
         learning_rate: the largest.
-        kind: constant; linear or cosine, from the largest down to `least` at the last step.
+        kind: constant; linear or cosine, from the largest down to `least`, which a step behind the last would have, as
+            with PyTorch's and Hugging Face's schedules.
         warmup: how many steps it rises to the largest in, along a line.
         steps: of the whole run; only those of linear and cosine matter.
-        least: the learning rate at the end of linear and cosine.
+        least: what linear and cosine come to.
     """
 
     learning_rate: float

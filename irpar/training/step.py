@@ -72,10 +72,12 @@ def train_step(
         ArgumentError: an argument has the wrong type.
     """
     from irpar.api import module_of
+    from irpar.passes.optimizer import require_read
 
     from .arguments import settings_of
 
     settings = settings_of({"loss": loss, "optimizer": optimizer, **options})
+    require_read(settings.optimizer, [name for name, given in options.items() if given])
     return make_step(module_of(model, bind), settings, bind or {})[0]
 
 

@@ -1,7 +1,7 @@
 """optimizer: what an update makes of each parameter and its gradient."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, get_args
 
@@ -35,6 +35,26 @@ class OptimizerError(IrparError):
 
 _ALL_READ = ("weight-decay", "no-decay", "lr-scale", "clip-norm", "loss-scale")
 """Options of all optimizers."""
+
+
+def require_read(kind: str, given: Collection[str]) -> None:
+    """Refuse options that an optimizer does not read.
+
+    Args:
+        kind: the optimizer.
+        given: names of options; of those that all optimizers read, nothing is said.
+
+    Raises:
+        OptimizerError: naming one, and those that it does.
+    """
+    reads = RULES[kind].reads
+    for name in SOME_READ:
+        if name in given and name not in reads:
+            having = [kind for kind, rule in RULES.items() if name in rule.reads]
+            raise OptimizerError(
+                f"{kind} has no {name}",
+                do=f"leave {name} out, or use {listed(having, 5)}; {kind} has {listed([*reads, *_ALL_READ], 10)}",
+            )
 
 
 @dataclass(frozen=True)
@@ -169,16 +189,8 @@ class Optimizer(Pass):
         Raises:
             OptimizerError: naming one, and those that it does.
         """
-        reads = RULES[self.kind].reads
         defaults = {each.name: each.default for each in fields(self)}
-        for name in SOME_READ:
-            if name not in reads and getattr(self, name) != defaults[name]:
-                having = [kind for kind, rule in RULES.items() if name in rule.reads]
-                raise OptimizerError(
-                    f"{self.kind} has no {name}",
-                    do=f"leave {name} out, or use {listed(having, 5)}; "
-                    f"{self.kind} has {listed([*reads, *_ALL_READ], 10)}",
-                )
+        require_read(self.kind, [name for name in SOME_READ if getattr(self, name) != defaults[name]])
 
     def _parameter(self, value: Value, gradient: Value, scale: float, decay: float, states: States) -> Parameter:
         name = value.source_name

@@ -186,6 +186,19 @@ def test_another_optimizer_and_what_it_does_not_keep_are_told(
     )
 
 
+def test_a_velocity_that_begins_as_a_mean_of_gradients_is_told(
+    partition: irpar.Partition, data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "steps"
+    run(partition, data, steps=2, checkpoint=folder)
+    other = on_mesh(classifier(optimizer="momentum"), "d=1")
+    summary, *_ = run(other, data, steps=3, checkpoint=folder, resume=True)
+    assert summary is not None
+    assert summary.notes[1] == (
+        "momentum goes on from what adamw kept as .m: the one is a mean of gradients, the other a sum of them"
+    )
+
+
 def test_evaluation_without_samples_is_refused(partition: irpar.Partition, data: Path) -> None:
     with pytest.raises(IrparError, match="evaluation is asked for, and there are no samples for it"):
         run(partition, data, evaluate_every=2)

@@ -519,6 +519,15 @@ def test_too_few_samples_to_evaluate_on(network: Path, tmp_path: Path, capsys: C
     refused(capsys, "there are 3 samples, and an evaluation at a time takes 8", *words)
 
 
+def test_samples_that_make_no_batch_of_an_evaluation_are_told(network: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert train(capsys, network, "--mesh", "one")[0] == 0
+    np.savez(tmp_path / "some.npz", **samples(19))
+    words = ("run", tmp_path / "out", "--data", data_file(tmp_path, 32), "--steps", 1)
+    code, printed, err = call(capsys, *words, "--eval-data", tmp_path / "some.npz")
+    assert code == 0, err
+    assert "evaluation takes 8 samples at a time: the last 3 of 19 are left out" in printed
+
+
 def test_what_all_micro_batches_read_is_told(tmp_path: Path, capsys: Capture) -> None:
     save(with_weights(BIASED, w=np.ones((6, 3))), tmp_path / "biased.onnx")
     code, printed, err = train(capsys, tmp_path / "biased.onnx", "--mesh", "one")
