@@ -23,7 +23,7 @@ from irpar.ir import ArrayTensor, Builder, Module, Node, SlicedTensor, TensorTyp
 from irpar.ops.facts import needed
 from irpar.pass_manager import Pass, PassResult
 
-from ..complete_sharding import propagated
+from ..complete_sharding import cost_of_completion, propagated
 from ..raise_opset import RaiseOpset
 from ..simplify_layout import SimplifyLayout
 from .heads import take_heads_apart
@@ -72,7 +72,7 @@ class SplitWeights(Pass):
         if count:
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
             SimplifyLayout().run(module)
-        heads = sum(take_heads_apart(module, graph) for graph in module.all_graphs())
+        heads = take_heads_apart(module, cost_of_completion)
         told: dict[str, int | float] = {"weights": count, "scales": scales, "finer blocks": finer, "heads": heads}
         told |= {"attentions": packed, "products": dynamic, "caches": caches}
         return PassResult(any(told.values()), statistics=told)

@@ -6,20 +6,25 @@ q = Einsum("abk,khd->abhd", x, w : [768, 12@tp, 64])        2 heads each, but fo
 Columns that are the heads of no device were gathered before attention, which each device then computed for all heads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from operator import itemgetter
 
+from irpar.analysis.cost.model import Cost
 from irpar.analysis.weights.atoms import Atom, Atoms, follow, joined
 from irpar.analysis.weights.by_heads import MOST_LEADING, ByHeads
-from irpar.ir import Annotation, Builder, Graph, Module, Node, Tensor, TensorType, Value
+from irpar.ir import Annotation, Builder, Module, Node, Tensor, TensorType, Value, clone_module
 from irpar.ops.elementwise import BINARY, UNARY
-from irpar.sharding import DimSharding, Sharding
+from irpar.sharding import DimSharding, IrparError, Sharding
 
 from ..simplify_layout.chains import atoms_of, chain_of, erase_unread, goes_on, is_layout
-from ..split_bias import bias_apart
+from ..split_bias import bias_apart, split_biases
 
 _ELEMENTWISE = frozenset({*UNARY, *BINARY, "Cast"})
+_REPEAT = (("", "Expand"), ("", "Tile"))
+_MEET = ("MatMul", "Gemm", "Einsum", "Softmax", "Attention")
+_MOST_FOLLOWED = 64
 _OLDEST = 12
 """The first opset with Einsum."""
 
@@ -51,27 +56,94 @@ class _Product:
         return 1 if self.weight.sharding is None else self.weight.sharding.dim_parts(dim)
 
 
-def take_heads_apart(module: Module, graph: Graph) -> int:
-    """Give weights of a graph in global view a dim of heads, where these do not divide over the ranks.
+def take_heads_apart(module: Module, cost_of: Callable[[Module], Cost]) -> int:
+    """Give weights of a module in global view a dim of heads, where these do not divide over the ranks.
 
     Taken are weights that are annotated, of more heads than devices; of a head for each device or less, columns are
-    gathered as before.
+    gathered as before. It is done where less is sent then; keys and values that are repeated for groups of queries stay
+    as they are where that sends less.
+
+    Args:
+        module: it.
+        cost_of: what a module would send; it stays as it is.
 
     Returns:
         How many.
     """
-    if module.opsets.get("", 0) < _OLDEST:
+    if module.opsets.get("", 0) < _OLDEST or not any(map(_may_have_heads, _nodes(module))):
         return 0
-    return sum(_take_apart(module, node) for node in list(graph) if node.op_type in ("MatMul", "Gemm"))
+    try:
+        found = _cheapest(module, cost_of)
+    except IrparError:
+        return 0  # Completion refuses the module, and tells why.
+    return 0 if found is None else _take_apart(module, with_repeated=found)
 
 
-def _take_apart(module: Module, node: Node) -> bool:
-    product = _product(node)
-    if product is None or (product.parts(0) == 1 and product.parts(1) == 1):
+def _cheapest(module: Module, cost_of: Callable[[Module], Cost]) -> bool | None:
+    """Whether it sends least with keys that are repeated taken apart, too; None where it does with none."""
+    tried: dict[int, tuple[Cost, bool]] = {}
+    for with_repeated in (True, False):
+        work = clone_module(module)
+        count = _take_apart(work, with_repeated=with_repeated)
+        if count and count not in tried:
+            tried[count] = _cost(work, cost_of), with_repeated
+    if not tried:
+        return None
+    cost, with_repeated = min(tried.values(), key=itemgetter(0))
+    return with_repeated if cost < _cost(clone_module(module), cost_of) else None
+
+
+def _cost(work: Module, cost_of: Callable[[Module], Cost]) -> Cost:
+    split_biases(work)
+    return cost_of(work)
+
+
+def _take_apart(module: Module, *, with_repeated: bool) -> int:
+    """Give all weights of a module heads that can have them, with those that are repeated or without; how many."""
+    return sum(_is_taken_apart(module, node, with_repeated=with_repeated) for node in _nodes(module))
+
+
+def _nodes(module: Module) -> list[Node]:
+    return [node for graph in module.all_graphs() for node in graph if node.op_type in ("MatMul", "Gemm")]
+
+
+def _may_have_heads(node: Node) -> bool:
+    """Whether something would be done about a node; of a Gemm whose bias is still in the way, whether it may be."""
+    product = _sharded_product(node)
+    if product is None:
+        return False
+    return len(node.inputs) > 2 or _read_in_pieces(product) is not None or _made_of_pieces(product) is not None
+
+
+def _is_taken_apart(module: Module, node: Node, *, with_repeated: bool) -> bool:
+    product = _sharded_product(node)
+    if product is None:
         return False
     if node.op_type == "Gemm" and len(node.inputs) > 2:
         product = _without_bias(product)
-    return product is not None and (_columns_apart(module, product) or _rows_apart(module, product))
+    if product is None:
+        return False
+    is_taken = with_repeated or not _is_repeated(product.node.result)
+    return (is_taken and _columns_apart(module, product)) or _rows_apart(module, product)
+
+
+def _is_repeated(value: Value) -> bool:
+    """Whether what is made of a value is repeated before it meets another one, as keys are for groups of queries."""
+    met, left = {value}, [value]
+    for each in left:
+        for user in each.users:
+            if user.identity in _REPEAT and user.result.is_static and prod(user.result.shape) > prod(each.shape):
+                return True
+            if user.is_return or user.op_type in _MEET or len(left) > _MOST_FOLLOWED:
+                continue
+            left += [result for result in user.results if result not in met and result.is_static]
+            met.update(left)
+    return False
+
+
+def _sharded_product(node: Node) -> _Product | None:
+    product = _product(node)
+    return None if product is None or (product.parts(0) == 1 and product.parts(1) == 1) else product
 
 
 def _product(node: Node) -> _Product | None:
@@ -119,8 +191,6 @@ def _columns_apart(module: Module, product: _Product) -> bool:
         return False
     steps, chain, atoms, size = found
     columns, leading = product.node.result.shape[-1], product.leading
-    if not _is_worth_it(columns // size, product.parts(product.columns)):
-        return False
     shape = *leading, columns // size, size
     value = _einsum(module, product, size, product.node.inputs[0], product.columns, shape)
     before = product.node.result
@@ -160,7 +230,8 @@ def _read_in_pieces(product: _Product) -> tuple[list[Node], list[Node], Atoms, i
         return None
     last = len(product.leading)
     size = max((inner for dim in atoms.dims for source, inner, _ in joined(dim) if source == last), default=1)
-    return (steps, chain, atoms, size) if size > 1 else None
+    is_apart = size > 1 and _is_worth_it(product.node.result.shape[-1] // size, product.parts(product.columns))
+    return (steps, chain, atoms, size) if is_apart else None
 
 
 def _is_alone(value: Value, product: Node) -> bool:
@@ -211,23 +282,30 @@ def _beside(module: Module, value: Value, size: int) -> Value:
 
 def _rows_apart(module: Module, product: _Product) -> bool:
     """Let a product read heads, where these are columns for it alone."""
-    node, data = product.node, product.node.inputs[0]
-    if data.sharding is not None or not is_layout(data.node):
+    found = _made_of_pieces(product)
+    if found is None:
         return False
-    assert data.node is not None
-    chain = chain_of(data.node)
-    atoms = atoms_of(chain) if data.node.graph is node.graph else None
-    pieces = [] if atoms is None else joined(atoms.dims[-1])
-    if atoms is None or len(pieces) < 2 or not _is_worth_it(pieces[0][2], product.parts(product.rows)):
-        return False
-    count, leading = pieces[0][2], product.leading
-    size = data.shape[-1] // count
-    atoms.dims[-1:] = [pieces[:1], pieces[1:]]
-    source = chain[0].inputs[0]
-    value = follow(atoms.plan((*leading, count, size)), source, data.name, _builder(node))
+    chain, atoms = found
+    node, leading, ((_, _, count), *rest) = product.node, product.leading, joined(atoms.dims[-1])
+    data, size = node.inputs[0], node.inputs[0].shape[-1] // count
+    atoms.dims[-1:] = [[joined(atoms.dims[-1])[0]], rest]
+    value = follow(atoms.plan((*leading, count, size)), chain[0].inputs[0], data.name, _builder(node))
     _take_place(node, _einsum(module, product, size, value, product.rows, node.result.shape))
     erase_unread(chain)
     return True
+
+
+def _made_of_pieces(product: _Product) -> tuple[list[Node], Atoms] | None:
+    """What moves elements before a product, so that its columns are made of heads; and what becomes of the dims."""
+    data = product.node.inputs[0]
+    if data.sharding is not None or data.node is None or data.node.graph is not product.node.graph:
+        return None
+    chain = chain_of(data.node) if is_layout(data.node) else []
+    atoms = atoms_of(chain) if chain else None
+    pieces = [] if atoms is None else joined(atoms.dims[-1])
+    if atoms is None or len(pieces) < 2 or not _is_worth_it(pieces[0][2], product.parts(product.rows)):
+        return None
+    return chain, atoms
 
 
 # -- both -----------------------------------------------------------------------------------------------------------
