@@ -26,6 +26,11 @@ from irpar.ir import Graph, Node, Value
 from irpar.ops import Kind
 from irpar.sharding import Axis, Mesh, ceil_div
 
+_FEW = 2
+"""Numbers that a node may send in each step for what is sharded as it is."""
+_MANY_TIMES = 16
+"""As many as its data must have more."""
+
 Place = tuple[Value, int]
 """A dim of a value."""
 
@@ -265,12 +270,16 @@ class CutClasses:
                 self.fitting.update(dict.fromkeys(places, math.gcd(size, self.parts)))
 
     def _is_silent(self, view: RuleView) -> bool:
-        """Whether the local program of a node sends nothing, so that what it works along is sharded as what passes."""
+        """Whether the local program of a node sends nothing, or few numbers however large its tensors are.
+
+        What it works along is then sharded as what passes. A DynamicQuantizeLinear sends the greatest and the least.
+        """
         if view.program is None:
             return False
         blocks = [None if value is None else value.shape for value in view.node.operands]
         cuts = dict.fromkeys(view.program.dims(view.node) or (), self.parts)
-        return not view.program.sends(view.node, blocks, cuts)
+        sent = sum(each.elements for each in view.program.sends(view.node, blocks, cuts))
+        return sent <= _FEW and sent * _MANY_TIMES <= math.prod(view.node.inputs[0].shape)
 
     # -- what it costs ------------------------------------------------------------------------------------------
 

@@ -615,3 +615,16 @@ def test_shapes_are_known_behind_a_quantised_lstm(tmp_path: Path) -> None:
     module = irpar.load(tmp_path / "quantised.onnx")
     irpar.PassManager.parse("infer-types").run(module)
     assert str(module.graph.value("l").type) == "f32[7, 1, 4, 5]"
+
+
+def test_a_batch_goes_through_what_quantizes_by_all_numbers(tmp_path: Path) -> None:
+    """Its scale comes from the greatest and the least of all devices: two numbers, however many images."""
+    text = """g (float[4,3,8,8] x) => (float[4,6,6,6] y) <uint8[6,3,3,3] w> {
+      q, s, z = DynamicQuantizeLinear(x)  c = ConvInteger(q, w, z)  f = Cast<to = 1>(c)  y = Mul(f, s) }"""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')
+    weights = np.random.default_rng(0).integers(0, 255, (6, 3, 3, 3)).astype(np.uint8)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    onnx.save(model, tmp_path / "model.onnx")
+    found = check(irpar.load(tmp_path / "model.onnx"), {"dp": 2}, tmp_path)
+    assert cuts(found)["x"] == (("dp",), None, None, None)
+    assert found.prediction.by_kind["all_reduce"]["sent_bytes"] == 8
