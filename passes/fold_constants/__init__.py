@@ -31,6 +31,7 @@ from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Sharding
 
 from .evaluate import compute, compute_together
+from .sequences import Lists
 
 SMALL = 16_384
 """Bytes of operands and results up to which a node is computed at once; larger ones wait for one common session."""
@@ -48,7 +49,8 @@ class FoldConstants(Pass):
     annotation, draws random numbers, or fills what a loop of a backward pass adds to. An If whose predicate is constant
     is replaced by the branch that it takes.
 
-    A CastLike is a Cast, so that nothing waits for, or is sent for, a tensor of which the dtype alone is read.
+    What is taken at a known place of a list that is written out is a tensor, a piece of a Split of one, so that it may
+    be sharded. A CastLike is a Cast, so that nothing is sent for a tensor of which the dtype alone is read.
 
     Shape arithmetic goes away step by step: a Shape becomes a constant, then what gathers and joins its parts, then the
     Reshape that reads these has a static type, and so has a Shape after it.
@@ -102,6 +104,7 @@ class _Folder:
         self.promised: set[Value] = set()
         self.fresh: set[Value] = set()
         self.annotated = _annotated(module)
+        self.lists = Lists()
 
     def graph(self, graph: Graph) -> None:
         """Sweep over a graph and those nested in it."""
@@ -128,6 +131,12 @@ class _Folder:
         if cast is not None:
             return cast
         following = node.next
+        if (
+            self.annotated.isdisjoint(node.results)
+            and (taken := self.lists.taken(node, self.module.opsets)) is not None
+        ):
+            self.stand_for(node, taken)
+            return following
         if (size := _size_of_static(node) or _known_list(node)) is not None:
             self.replace(node, [size])
         elif self.is_empty(node):
@@ -157,6 +166,20 @@ class _Folder:
         self.remove_unread([like])
         self.folded += 1
         return made.node
+
+    def stand_for(self, node: Node, value: Value) -> None:
+        """Let what a list holds stand for what a node takes of it."""
+        result, operands = node.result, node.inputs
+        name = result.name
+        if value not in self.lists.nameless:
+            hand_over(self.module, name, value.name, f"{node.title} takes %{value.name} of a list")
+        node.replace([value])
+        if value in self.lists.nameless:
+            value.rename(name)
+            self.lists.nameless.discard(value)
+        self.fresh.add(value)
+        self.remove_unread(operands)
+        self.folded += 1
 
     def needs_types(self, node: Node) -> bool:
         """Whether inference can find more than is known."""

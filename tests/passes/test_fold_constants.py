@@ -95,6 +95,44 @@ def test_a_cast_like_reads_a_dtype_alone(check_golden):
     )
 
 
+def test_what_is_taken_of_a_list_is_a_piece(check_golden):
+    """Exporters write `torch.split` as a list; a list is held in full, and has no gradient."""
+    check_golden(
+        "fold-constants,dce",
+        """
+        graph @g(%x: f32[2, 10], %n: i64[]) -> (%y, %z, %u, %v) opset 21 {
+          %four = constant : i64[] 4
+          %first = constant : i64[] 0
+          %last = constant : i64[] -1
+          %s = SplitToSequence(%x, %four) {axis=1} : seq<f32[2, _]>
+          %a = SequenceAt(%s, %first) : ?
+          %b = SequenceAt(%s, %last) : ?
+          %y = Neg(%a) : ?
+          %z = Abs(%b) : ?
+          %rows = SplitToSequence(%x) {keepdims=0} : seq<f32[10]>
+          %r = SequenceAt(%rows, %last) : ?
+          %u = Neg(%r) : ?
+          %v = SequenceAt(%rows, %n) : f32[10]
+        }
+        """,
+        """
+        graph @g(%x: f32[2, 10], %n: i64[]) -> (%y, %z, %u, %v) opset 21 {
+          %sizes = constant : i64[3] [4, 4, 2]
+          %sizes_1 = constant : i64[2] [1, 1]
+          %shape = constant : i64[1] [10]
+          %a, %s_2, %b = Split(%x, %sizes) {axis=1} : f32[2, 4], f32[2, 4], f32[2, 2]
+          %y = Neg(%a) : f32[2, 4]
+          %z = Abs(%b) : f32[2, 2]
+          %rows_1, %rows_2 = Split(%x, %sizes_1) {axis=0} : f32[1, 10], f32[1, 10]
+          %r = Reshape(%rows_2, %shape) : f32[10]
+          %rows = SplitToSequence(%x) {keepdims=0} : seq<f32[10]>
+          %u = Neg(%r) : f32[10]
+          %v = SequenceAt(%rows, %n) : f32[10]
+        }
+        """,
+    )
+
+
 def test_weights_stay_whole(check_golden):
     text = """
         graph @g(%x: f32[2, 4]) -> (%y, %z) opset 21 {
