@@ -17,6 +17,7 @@ from irpar.units import count_text
 from .masks import masks_among
 from .micro_batches import SAMPLE_COUNT
 from .settings import Settings
+from .tied import ties_among
 
 if TYPE_CHECKING:
     from irpar.onnx_io import Source
@@ -113,7 +114,7 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
 
     model = clone_module(module) if settings.short_batches else None
     parameters, found = with_loss(module, settings)
-    notes = [*found, *map(_mask_note, masks_among(parameters))]
+    notes = [*found, *map(_mask_note, masks_among(parameters)), *ties_among(parameters)]
     classes = _classes(module.graph, settings)
     TrainingMode(settings.freeze_statistics, settings.seed, settings.dropout).run(module)
     normalise(module, parameters)

@@ -14,10 +14,13 @@ from irpar.analysis.completion.flow import Flow
 from irpar.analysis.completion.node_placement import has_rank
 from irpar.analysis.cost.figures import Figures
 from irpar.analysis.types.symbols import require_static
-from irpar.ir import Module, Value
+from irpar.ir import Module, Value, clone_module
 from irpar.ir.annotate import named_values
 from irpar.ir.collector import collector_off
+from irpar.ops.elementwise import is_random_dropout
+from irpar.ops.training_batch_norm import trains
 from irpar.pass_manager.progress import Progress
+from irpar.passes.training_mode.inference import drop_nothing, use_statistics
 from irpar.sharding import Axis, IrparError, Mesh, split_axis
 from irpar.units import bytes_text, share_text
 
@@ -62,7 +65,23 @@ def suggest(module: Module, mesh: Mesh, progress: Callable[[Progress], None] | N
         raise IrparError("the model is a partition already", do="give the model that it was made of")
     require_static(module)
     with collector_off():
-        return _Suggester(module, mesh, progress).run()
+        used = _as_used(module)
+        suggester = _Suggester(module if used is None else used, mesh, progress)
+        if used is not None:
+            suggester.notes.append(
+                "the model is in training mode: this is for it as it is used, with nothing dropped, and for irpar train"
+            )
+        return suggester.run()
+
+
+def _as_used(module: Module) -> Module | None:
+    """A model in training mode as it is used: random numbers cannot be sharded, and nothing else differs. Else None."""
+    if not any(is_random_dropout(node) or trains(node) for node in module.graph.walk()):
+        return None
+    used = clone_module(module)
+    use_statistics(used)
+    drop_nothing(used)
+    return used
 
 
 class _Suggester:

@@ -628,3 +628,17 @@ def test_a_batch_goes_through_what_quantizes_by_all_numbers(tmp_path: Path) -> N
     found = check(irpar.load(tmp_path / "model.onnx"), {"dp": 2}, tmp_path)
     assert cuts(found)["x"] == (("dp",), None, None, None)
     assert found.prediction.by_kind["all_reduce"]["sent_bytes"] == 8
+
+
+def test_a_model_in_training_mode_is_looked_at_as_it_is_used(tmp_path: Path) -> None:
+    text = """g (float[4,8] x) => (float[4,6] y) <bool t = {1}, float r = {0.5}> {
+      h = MatMul(x, w)  d, m = Dropout(h, r, t)  y = Relu(d) }"""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((8, 6), np.float32), "w"))
+    onnx.save(model, tmp_path / "model.onnx")
+    module = irpar.load(tmp_path / "model.onnx")
+    before = str(module)
+    found = suggest(module, Mesh({"dp": 2}))
+    assert cuts(found)["x"] == (("dp",), None)
+    assert any("the model is in training mode" in note for note in found.notes)
+    assert str(module) == before

@@ -1,0 +1,69 @@
+"""What an exporter has tied, or untied, among what is trained."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from irpar.ir import Value
+from irpar.units import count_text
+
+_SAMPLES = 64
+"""Numbers of a matrix that are compared with those of others: weights are not read as a whole."""
+_MOST_READ = 1 << 20
+"""Numbers of a parameter that is looked through."""
+
+
+def ties_among(parameters: Iterable[Value]) -> Iterator[str]:
+    """Lines about parameters that look tied and were not, and the other way round.
+
+    Exporters merge initializers that are equal, as biases of a new model are; and they write a matrix that a model
+    reads both as it is and transposed, as an embedding that is the last layer too, as two.
+    """
+    known = [value for value in parameters if value.is_static and value.data is not None]
+    for value in known:
+        number = _only_number(value)
+        if number is not None and len(value.users) > 1:
+            yield (
+                f"%{value.source_name} is trained as one parameter of {count_text(len(value.users), 'node')}, and is "
+                f"{number:g} throughout: if it was several that are equal, export the model so that it keeps them apart"
+            )
+    for name, other in _transposed(known):
+        yield (
+            f"%{name} has the numbers of %{other}, transposed, and each is trained by itself: if they are one, export "
+            "the model without folding constants, or freeze one"
+        )
+
+
+def _only_number(value: Value) -> float | None:
+    """The number that all of a parameter is, where that is 0 or 1: what parameters begin with."""
+    assert value.data is not None
+    if not 1 < value.data.size <= _MOST_READ:
+        return None
+    numbers = value.data.numpy()
+    first = float(numbers.flat[0])
+    return first if first in (0.0, 1.0) and bool((numbers == numbers.flat[0]).all()) else None
+
+
+def _transposed(values: Iterable[Value]) -> Iterator[tuple[str, str]]:
+    """Names of matrices that are others, transposed, as far as some of their numbers tell; each once."""
+    seen: dict[tuple[object, ...], str] = {}
+    for value in values:
+        if len(value.shape) != 2 or min(value.shape) < 2:
+            continue
+        assert value.data is not None
+        numbers, (rows, columns) = value.data.numpy(), value.shape
+        own, turned = _sampled(numbers), _sampled(numbers.T)
+        if len(set(own)) < 2:
+            continue
+        other = seen.get((value.dtype, columns, rows, turned))
+        if other is not None:
+            yield value.source_name, other
+        seen.setdefault((value.dtype, rows, columns, own), value.source_name)
+
+
+def _sampled(matrix: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> tuple[float, ...]:
+    """Numbers from all over a matrix; the same places of one shape."""
+    random = np.random.default_rng(0)
+    rows, columns = matrix.shape
+    places = zip(random.integers(0, rows, _SAMPLES), random.integers(0, columns, _SAMPLES), strict=True)
+    return tuple(float(matrix[row, column]) for row, column in places)
