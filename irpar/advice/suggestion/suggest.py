@@ -76,7 +76,8 @@ def suggest(module: Module, mesh: Mesh, progress: Callable[[Progress], None] | N
 
 def _as_used(module: Module) -> Module | None:
     """A model in training mode as it is used: random numbers cannot be sharded, and nothing else differs. Else None."""
-    if not any(is_random_dropout(node) or trains(node) for node in module.graph.walk()):
+    dropouts = (node for node in module.graph.walk() if node.identity == ("", "Dropout"))
+    if not any(map(is_random_dropout, dropouts)) and not any(map(trains, module.graph.walk())):
         return None
     used = clone_module(module)
     use_statistics(used)
