@@ -25,6 +25,8 @@ _ELEMENTWISE = frozenset({*UNARY, *BINARY, "Cast"})
 _REPEAT = (("", "Expand"), ("", "Tile"))
 _MEET = ("MatMul", "Gemm", "Einsum", "Softmax", "Attention")
 _MOST_FOLLOWED = 64
+_WORTH_LAUNCHES = 0.8
+"""Of what is sent: less than that is worth more collectives."""
 _OLDEST = 12
 """The first opset with Einsum."""
 
@@ -90,7 +92,13 @@ def _cheapest(module: Module, cost_of: Callable[[Module], Cost]) -> bool | None:
     if not tried:
         return None
     cost, with_repeated = min(tried.values(), key=itemgetter(0))
-    return with_repeated if cost < _cost(clone_module(module), cost_of) else None
+    return with_repeated if _is_worth_it(cost, _cost(clone_module(module), cost_of)) else None
+
+
+def _is_worth_it(cost: Cost, before: Cost) -> bool:
+    """Whether less is sent; in more collectives only where it is clearly less."""
+    (amount, launches), (was, fewer) = cost, before
+    return cost < before if launches <= fewer else amount < _WORTH_LAUNCHES * was
 
 
 def _cost(work: Module, cost_of: Callable[[Module], Cost]) -> Cost:
@@ -230,7 +238,7 @@ def _read_in_pieces(product: _Product) -> tuple[list[Node], list[Node], Atoms, i
         return None
     last = len(product.leading)
     size = max((inner for dim in atoms.dims for source, inner, _ in joined(dim) if source == last), default=1)
-    is_apart = size > 1 and _is_worth_it(product.node.result.shape[-1] // size, product.parts(product.columns))
+    is_apart = size > 1 and _divide_badly(product.node.result.shape[-1] // size, product.parts(product.columns))
     return (steps, chain, atoms, size) if is_apart else None
 
 
@@ -303,7 +311,7 @@ def _made_of_pieces(product: _Product) -> tuple[list[Node], Atoms] | None:
     chain = chain_of(data.node) if is_layout(data.node) else []
     atoms = atoms_of(chain) if chain else None
     pieces = [] if atoms is None else joined(atoms.dims[-1])
-    if atoms is None or len(pieces) < 2 or not _is_worth_it(pieces[0][2], product.parts(product.rows)):
+    if atoms is None or len(pieces) < 2 or not _divide_badly(pieces[0][2], product.parts(product.rows)):
         return None
     return chain, atoms
 
@@ -311,7 +319,8 @@ def _made_of_pieces(product: _Product) -> tuple[list[Node], Atoms] | None:
 # -- both -----------------------------------------------------------------------------------------------------------
 
 
-def _is_worth_it(heads: int, parts: int) -> bool:
+def _divide_badly(heads: int, parts: int) -> bool:
+    """Whether there are more heads than devices, which do not divide them."""
     return heads > parts > 1 and heads % parts > 0
 
 
