@@ -27,6 +27,7 @@ from ..complete_sharding import cost_of_completion, propagated
 from ..raise_opset import RaiseOpset
 from ..simplify_layout import SimplifyLayout
 from .heads import take_heads_apart
+from .parallel_sums import add_products_first
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class SplitWeights(Pass):
     products that quantise their data become two nodes (`dynamic_products`), attention over caches that are sharded
     along the sequence becomes ONNX's operators (`sequence_caches`), of opset 18 where those of the model are older, and
     blocks of quantized weights that do not divide over the ranks become smaller (`finer_blocks`). After it, weights of
-    which columns or rows are heads that do not divide over the ranks get a dim of heads (`heads`). A weight stays one
+    which columns or rows are heads that do not divide over the ranks get a dim of heads (`heads`), and
+    products that are added to a third value one after the other are added first (`parallel_sums`). A weight stays one
     where another node reads it, where something between it and its readers is annotated, where readers overlap, and
     where it is annotated with a cut that does not divide each section.
     """
@@ -72,9 +74,10 @@ class SplitWeights(Pass):
         if count:
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
             SimplifyLayout().run(module)
+        sums = add_products_first(module, cost_of_completion)
         heads = take_heads_apart(module, cost_of_completion)
         told: dict[str, int | float] = {"weights": count, "scales": scales, "finer blocks": finer, "heads": heads}
-        told |= {"attentions": packed, "products": dynamic, "caches": caches}
+        told |= {"sums": sums, "attentions": packed, "products": dynamic, "caches": caches}
         return PassResult(any(told.values()), statistics=told)
 
 
