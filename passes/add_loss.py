@@ -124,7 +124,7 @@ class AddLoss(Pass):
             )
 
     def _compared(self, graph: Graph, w: GradientWriter) -> tuple[dict[str, Value], tuple[str, ...]]:
-        """The results that compare an output with the target, by name; a line where the last operator is left out."""
+        """The results that compare an output with the target, by name; lines about what it is taken of."""
         output = output_of(graph, self.output)
         scores = _scores(output, self.kind, self.class_axis)
         notes: tuple[str, ...] = ()
@@ -135,6 +135,9 @@ class AddLoss(Pass):
         dtype = scores.dtype
         wide = w.cast(scores, DType.F32) if dtype in (DType.F16, DType.BF16) else scores
         if self.kind == CROSS_ENTROPY:
+            if len(dims) == 1:
+                others = f"{option('loss', 'bce')} and {option('loss', 'mse')} take a number of each sample"
+                notes += (f"the one dim of {_name(graph, output)} is that of classes, for a single sample; {others}",)
             return self._cross_entropy(graph, wide, dims, w), notes
         target = add_named_input(graph, TARGET, TensorType(dtype, dims))
         wanted = w.cast(target, wide.dtype)

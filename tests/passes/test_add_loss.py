@@ -114,6 +114,11 @@ def test_what_was_taken_is_told():
     assert AddLoss("mse").run(parse_module(identity("4", "Sigmoid"))).notes == ()
 
 
+def test_a_number_of_each_sample_is_no_scores_of_one():
+    (note,) = AddLoss("cross_entropy").run(parse_module(identity("8", "Tanh"))).notes
+    assert note.startswith("the one dim of y is that of classes, for a single sample; ")
+
+
 def test_the_first_output_of_floats_is_compared():
     module = parse_module(SEVERAL)
     AddLoss("mse").run(module)
