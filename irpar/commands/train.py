@@ -480,7 +480,7 @@ def _settings(given: Mapping[str, Any]) -> "Settings":
     options["loss_scale"] = given["loss_scale"] or ("dynamic" if given["precision"] == "fp16" else "none")
     told = {name: option for name, option in options.items() if option is not None}
     settings = settings_of(told)
-    require_read(settings.optimizer, [name for name in told if name != "nesterov" or settings.nesterov])
+    require_read(settings.optimizer, [name for name, given in told.items() if given])
     return settings
 
 

@@ -8,13 +8,13 @@ from irpar.ir import Value
 from irpar.units import count_text
 
 _SAMPLES = 64
-"""Numbers of a matrix that are compared with those of others: weights are not read as a whole."""
+"""Numbers of a matrix that are compared with those of others: of what is mapped from a file no more is read."""
 _MOST_READ = 1 << 20
 """Numbers of a parameter that is looked through."""
 
 
 def ties_among(parameters: Iterable[Value]) -> Iterator[str]:
-    """Lines about parameters that look tied and were not, and the other way round.
+    """Lines about parameters that may be several, and about two that may be one.
 
     Exporters merge initializers that are equal, as biases of a new model are; and they write a matrix that a model
     reads both as it is and transposed, as an embedding that is the last layer too, as two.
@@ -53,8 +53,8 @@ def _transposed(values: Iterable[Value]) -> Iterator[tuple[str, str]]:
         assert value.data is not None
         numbers, (rows, columns) = value.data.numpy(), value.shape
         own, turned = _sampled(numbers), _sampled(numbers.T)
-        if len(set(own)) < 2:
-            continue
+        if len(set(own)) < 2 or own == turned:
+            continue  # Of one that is its own transpose nothing can be told.
         other = seen.get((value.dtype, columns, rows, turned))
         if other is not None:
             yield value.source_name, other

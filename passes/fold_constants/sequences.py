@@ -62,8 +62,8 @@ def _sizes(node: Node) -> list[int] | None:
     size = shape[axis]
     if split is None:
         sizes = [1] * size
-    elif split.data is None:
-        return None
+    elif split.data is None or not (split.shape or int_attribute(node, "keepdims", 1)):
+        return None  # Of one size for all, ONNX Runtime drops the dim where that is 1, and ONNX's text keeps it.
     else:
         numbers = split.data.numpy()
         each = int(numbers.reshape(-1)[0]) if numbers.size else 0

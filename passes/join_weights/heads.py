@@ -1,4 +1,7 @@
-"""Products by heads are products of matrices, device by device: of a block of heads the columns lie side by side."""
+"""Products by heads are products of matrices, device by device: of a block of heads the columns lie side by side.
+
+What tells of the Einsum that such a product was planned as tells of the product that it is.
+"""
 
 import re
 from collections.abc import Mapping

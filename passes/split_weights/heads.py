@@ -6,10 +6,9 @@ q = Einsum("abk,khd->abhd", x, w : [768, 12@tp, 64])        2 heads each, but fo
 Columns that are the heads of no device were gathered before attention, which each device then computed for all heads.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from operator import itemgetter
 
 from irpar.analysis.cost.model import Cost
 from irpar.analysis.weights.atoms import Atom, Atoms, follow, joined
@@ -22,9 +21,11 @@ from ..simplify_layout.chains import atoms_of, chain_of, erase_unread, goes_on, 
 from ..split_bias import bias_apart, split_biases
 
 _ELEMENTWISE = frozenset({*UNARY, *BINARY, "Cast"})
-_REPEAT = (("", "Expand"), ("", "Tile"))
-_MEET = ("MatMul", "Gemm", "Einsum", "Softmax", "Attention")
+_REPEAT = frozenset({"Expand", "Tile"})
+_MEET = frozenset({"MatMul", "Gemm", "Einsum", "Softmax", "Attention"})
+"""Where keys meet queries: what is repeated behind that is something else."""
 _MOST_FOLLOWED = 64
+"""Values between a product and that."""
 _WORTH_LAUNCHES = 0.8
 """Of what is sent: less than that is worth more collectives."""
 _OLDEST = 12
@@ -61,9 +62,10 @@ class _Product:
 def take_heads_apart(module: Module, cost_of: Callable[[Module], Cost]) -> int:
     """Give weights of a module in global view a dim of heads, where these do not divide over the ranks.
 
-    Taken are weights that are annotated, of more heads than devices; of a head for each device or less, columns are
-    gathered as before. It is done where less is sent then; keys and values that are repeated for groups of queries stay
-    as they are where that sends less.
+    Taken are constants that are annotated, that one product of static shapes reads, of more heads than devices; of a
+    head for each device or less, columns are gathered as before. So are those of a training step, whose parameters keep
+    the dims that they have in the model. It is done where less is sent then; keys and values that are repeated for
+    groups of queries stay as they are where that sends less.
 
     Args:
         module: it.
@@ -75,24 +77,25 @@ def take_heads_apart(module: Module, cost_of: Callable[[Module], Cost]) -> int:
     if module.opsets.get("", 0) < _OLDEST or not any(map(_may_have_heads, _nodes(module))):
         return 0
     try:
-        found = _cheapest(module, cost_of)
+        left = _cheapest(module, cost_of)
     except IrparError:
         return 0  # Completion refuses the module, and tells why.
-    return 0 if found is None else _take_apart(module, with_repeated=found)
+    return 0 if left is None else _take_apart(module, left)
 
 
-def _cheapest(module: Module, cost_of: Callable[[Module], Cost]) -> bool | None:
-    """Whether it sends least with keys that are repeated taken apart, too; None where it does with none."""
-    tried: dict[int, tuple[Cost, bool]] = {}
-    for with_repeated in (True, False):
+def _cheapest(module: Module, cost_of: Callable[[Module], Cost]) -> frozenset[str] | None:
+    """Results of products whose columns stay as they are, where it sends least so; None where all weights stay."""
+    products = [node.result for node in _nodes(module) if _sharded_product(node) is not None]
+    repeated = frozenset(value.name for value in products if _is_repeated(value))
+    tried: dict[frozenset[str], Cost] = {}
+    for left in dict.fromkeys((frozenset[str](), repeated)):
         work = clone_module(module)
-        count = _take_apart(work, with_repeated=with_repeated)
-        if count and count not in tried:
-            tried[count] = _cost(work, cost_of), with_repeated
+        if _take_apart(work, left):
+            tried[left] = _cost(work, cost_of)
     if not tried:
         return None
-    cost, with_repeated = min(tried.values(), key=itemgetter(0))
-    return with_repeated if _is_worth_it(cost, _cost(clone_module(module), cost_of)) else None
+    best = min(tried, key=tried.__getitem__)
+    return best if _is_worth_it(tried[best], _cost(clone_module(module), cost_of)) else None
 
 
 def _is_worth_it(cost: Cost, before: Cost) -> bool:
@@ -106,9 +109,9 @@ def _cost(work: Module, cost_of: Callable[[Module], Cost]) -> Cost:
     return cost_of(work)
 
 
-def _take_apart(module: Module, *, with_repeated: bool) -> int:
-    """Give all weights of a module heads that can have them, with those that are repeated or without; how many."""
-    return sum(_is_taken_apart(module, node, with_repeated=with_repeated) for node in _nodes(module))
+def _take_apart(module: Module, left: Collection[str]) -> int:
+    """Give all weights of a module heads that can have them, but for columns that make some results; how many."""
+    return sum(_take_one_apart(module, node, left) for node in _nodes(module))
 
 
 def _nodes(module: Module) -> list[Node]:
@@ -123,16 +126,17 @@ def _may_have_heads(node: Node) -> bool:
     return len(node.inputs) > 2 or _read_in_pieces(product) is not None or _made_of_pieces(product) is not None
 
 
-def _is_taken_apart(module: Module, node: Node, *, with_repeated: bool) -> bool:
+def _take_one_apart(module: Module, node: Node, left: Collection[str]) -> bool:
+    """The same of one weight; whether it got heads."""
     product = _sharded_product(node)
     if product is None:
         return False
+    is_left = node.result.name in left
     if node.op_type == "Gemm" and len(node.inputs) > 2:
         product = _without_bias(product)
     if product is None:
         return False
-    is_taken = with_repeated or not _is_repeated(product.node.result)
-    return (is_taken and _columns_apart(module, product)) or _rows_apart(module, product)
+    return (not is_left and _columns_apart(module, product)) or _rows_apart(module, product)
 
 
 def _is_repeated(value: Value) -> bool:
@@ -140,7 +144,7 @@ def _is_repeated(value: Value) -> bool:
     met, left = {value}, [value]
     for each in left:
         for user in each.users:
-            if user.identity in _REPEAT and user.result.is_static and prod(user.result.shape) > prod(each.shape):
+            if user.op_type in _REPEAT and user.result.is_static and prod(user.result.shape) > prod(each.shape):
                 return True
             if user.is_return or user.op_type in _MEET or len(left) > _MOST_FOLLOWED:
                 continue
@@ -255,10 +259,8 @@ def _of_heads(dim: list[Atom], last: int, size: int) -> list[Atom]:
             found.append((source, inner, count))
         elif inner >= size:
             found.append((last, inner // size, count))
-        elif inner * count <= size:
-            found.append((last + 1, inner, count))
         else:
-            found += [(last, 1, inner * count // size), (last + 1, inner, size // inner)]
+            found.append((last + 1, inner, count))
     return found
 
 

@@ -133,6 +133,19 @@ def test_what_is_taken_of_a_list_is_a_piece(check_golden):
     )
 
 
+def test_a_list_whose_pieces_runtimes_differ_about_stays(check_golden):
+    """Of one size for all, ONNX Runtime drops the dim where that is 1; ONNX's text keeps it."""
+    text = """
+        graph @g(%x: f32[2, 3]) -> (%y) opset 18 {
+          %one = constant : i64[] 1
+          %first = constant : i64[] 0
+          %s = SplitToSequence(%x, %one) {axis=1, keepdims=0} : seq<f32[2, 1]>
+          %y = SequenceAt(%s, %first) : f32[2, 1]
+        }
+        """
+    check_golden("fold-constants,dce", text, text)
+
+
 def test_weights_stay_whole(check_golden):
     text = """
         graph @g(%x: f32[2, 4]) -> (%y, %z) opset 21 {

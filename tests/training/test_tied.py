@@ -52,3 +52,8 @@ def test_matrices_that_are_equal_or_zero_are_not_told():
         {"a": drawn(4, 4), "b": drawn(4, 4), "c": np.zeros((4, 3), "f"), "d": np.zeros((3, 4), "f")}, {}
     )
     assert not list(ties_among(values))
+
+
+def test_a_matrix_that_is_its_own_transpose_is_not_told():
+    matrix = drawn(5, 5)
+    assert not list(ties_among(parameters({"a": matrix + matrix.T, "b": matrix + matrix.T}, {})))

@@ -29,7 +29,7 @@ from irpar.sharding import Axis, Mesh, ceil_div
 _FEW = 2
 """Numbers that a node may send in each step for what is sharded as it is."""
 _MANY_TIMES = 16
-"""As many as its data must have more."""
+"""What it reads has at least so many times the numbers that it sends."""
 
 Place = tuple[Value, int]
 """A dim of a value."""
@@ -251,7 +251,7 @@ class CutClasses:
     def _cuts_of(self, node: Node, view: RuleView) -> Iterator[Cut]:
         for factor, (size, kind) in enumerate(zip(view.rule.sizes, view.rule.kinds, strict=True)):
             if kind not in (Kind.PASS, Kind.REDUCE):
-                if factor not in view.program_factors or not self._is_silent(view):
+                if factor not in view.program_factors or not self._sends_little(view):
                     continue
                 kind = Kind.PASS
             known = [
@@ -269,12 +269,12 @@ class CutClasses:
             elif math.gcd(size, self.parts) > 1:
                 self.fitting.update(dict.fromkeys(places, math.gcd(size, self.parts)))
 
-    def _is_silent(self, view: RuleView) -> bool:
+    def _sends_little(self, view: RuleView) -> bool:
         """Whether the local program of a node sends nothing, or few numbers however large its tensors are.
 
         What it works along is then sharded as what passes. A DynamicQuantizeLinear sends the greatest and the least.
         """
-        if view.program is None:
+        if view.program is None or not view.node.inputs:
             return False
         blocks = [None if value is None else value.shape for value in view.node.operands]
         cuts = dict.fromkeys(view.program.dims(view.node) or (), self.parts)

@@ -41,7 +41,7 @@ class Chain:
         results: which results of the graph replace state of a layer, for each.
         names: what their nodes and values are called.
         over_all: nodes elsewhere that read something of every layer, such as the sum that is the norm of all gradients.
-        reshaped: constants of layers under other shapes, by who they are and the shape: programs share them.
+        reshaped: constants of layers under other shapes, by `id` and shape: filled in later, for all programs.
     """
 
     layers: Layers

@@ -18,18 +18,24 @@ class LayerData:
 
     def __init__(self, chain: Chain, layer: int) -> None:
         pairs = zip(chain.own_of(MODEL), chain.own_of(layer), strict=True)
-        self._known = {_key(mine.data): other.data for mine, other in pairs if mine.data is not None}
+        held = [(mine.data, other.data) for mine, other in pairs if mine.data is not None]
+        self._known = {id(mine): other for mine, other in held}
+        self._places: dict[Hashable, Tensor | None] = {}
+        for mine, other in held:
+            # Several constants may lie at one place: which of them is meant nobody knows then.
+            self._places[_elements(mine)] = None if _elements(mine) in self._places else other
         self._shared = chain.reshaped
 
     def of(self, data: Tensor) -> Tensor | None:
         """The numbers that stand for some of the layer; None where these are not its own."""
-        known = self._known.get(_key(data))
+        known = self._known.get(id(data))
         if known is not None:
-            return known if known.shape == data.shape else self._reshaped(known, data.shape)
+            return known
         if isinstance(data, SlicedTensor):
             base = self.of(data.base)
             return None if base is None else SlicedTensor(base, data.region)
-        return None
+        known = self._places.get(_elements(data))
+        return None if known is None else self._reshaped(known, data.shape)
 
     def _reshaped(self, data: Tensor, shape: tuple[int, ...]) -> Tensor:
         known = self._shared.get((id(data), shape))
@@ -49,8 +55,8 @@ class LayerData:
         return place_of(wanted) == place_of(its)
 
 
-def _key(data: Tensor) -> Hashable:
-    """Equal for a tensor, and for what has its elements under another shape."""
+def _elements(data: Tensor) -> Hashable:
+    """Equal for tensors that have the same elements, under whatever shape: they lie at one place, or are of one."""
     if isinstance(data, ExternalTensor):
         return data.path, data.offset, data.length, data.dtype
     return id((data.origin if isinstance(data, LazyTensor) else None) or data)
