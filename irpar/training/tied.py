@@ -1,10 +1,11 @@
 """What an exporter has tied, or untied, among what is trained."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from irpar.ir import Value
+from irpar.ir import TensorError, Value
 from irpar.units import count_text
 
 _SAMPLES = 64
@@ -21,8 +22,8 @@ def ties_among(parameters: Iterable[Value]) -> Iterator[str]:
     """
     known = [value for value in parameters if value.is_static and value.data is not None]
     for value in known:
-        number = _only_number(value)
-        if number is not None and len(value.users) > 1:
+        number = _only_number(value) if len(value.users) > 1 else None
+        if number is not None:
             yield (
                 f"%{value.source_name} is trained as one parameter of {count_text(len(value.users), 'node')}, and is "
                 f"{number:g} throughout: if it was several that are equal, export the model so that it keeps them apart"
@@ -36,10 +37,9 @@ def ties_among(parameters: Iterable[Value]) -> Iterator[str]:
 
 def _only_number(value: Value) -> float | None:
     """The number that all of a parameter is, where that is 0 or 1: what parameters begin with."""
-    assert value.data is not None
-    if not 1 < value.data.size <= _MOST_READ:
+    numbers = _numbers(value)
+    if numbers is None or not 1 < numbers.size <= _MOST_READ:
         return None
-    numbers = value.data.numpy()
     first = float(numbers.flat[0])
     return first if first in (0.0, 1.0) and bool((numbers == numbers.flat[0]).all()) else None
 
@@ -50,8 +50,9 @@ def _transposed(values: Iterable[Value]) -> Iterator[tuple[str, str]]:
     for value in values:
         if len(value.shape) != 2 or min(value.shape) < 2:
             continue
-        assert value.data is not None
-        numbers, (rows, columns) = value.data.numpy(), value.shape
+        numbers, (rows, columns) = _numbers(value), value.shape
+        if numbers is None:
+            continue
         own, turned = _sampled(numbers), _sampled(numbers.T)
         if len(set(own)) < 2 or own == turned:
             continue  # Of one that is its own transpose nothing can be told.
@@ -61,7 +62,16 @@ def _transposed(values: Iterable[Value]) -> Iterator[tuple[str, str]]:
         seen.setdefault((value.dtype, rows, columns, own), value.source_name)
 
 
-def _sampled(matrix: "np.ndarray[tuple[int, ...], np.dtype[np.generic]]") -> tuple[float, ...]:
+def _numbers(value: Value) -> "np.ndarray[Any, Any] | None":
+    """Those of a parameter; None where its file cannot be read, which whoever needs them tells."""
+    assert value.data is not None
+    try:
+        return value.data.numpy()
+    except TensorError:
+        return None
+
+
+def _sampled(matrix: "np.ndarray[Any, Any]") -> tuple[float, ...]:
     """Numbers from all over a matrix; the same places of one shape."""
     random = np.random.default_rng(0)
     rows, columns = matrix.shape
