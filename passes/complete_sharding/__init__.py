@@ -13,7 +13,7 @@ from irpar.analysis.completion.rule_view import RuleView
 from irpar.analysis.cost.model import Cost
 from irpar.analysis.cost.network_lookup import network_of
 from irpar.analysis.types.symbols import require_static
-from irpar.ir import UNKNOWN, Decision, Module, Node, Value, clone_module, tensor_type
+from irpar.ir import UNKNOWN, Decision, Module, Node, Value, tensor_type
 from irpar.ops import traits
 from irpar.pass_manager import Pass, PassResult
 from irpar.sharding import Axis, IrparError, Sharding, are_disjoint
@@ -92,19 +92,18 @@ def propagated(module: Module) -> dict[Value, Sharding]:
 
 
 def cost_of_completion(module: Module) -> Cost:
-    """What a module would send once it is completed, and its nodes run as is best; the module stays as it is.
+    """What a module would send once it is completed, as it is here, and its nodes run as is best.
 
     Raises:
         UnboundSymbolError: a dim is still symbolic.
         IrparError: the module has no mesh, or is in local view already.
     """
-    work = clone_module(module)
-    _require_types(work)
-    flow, network = Flow(work.graph, work.mesh, work.repeats), network_of(work.network)
-    completion = _Completion(work, flow, has_op_priorities=False)
+    _require_types(module)
+    flow, network = Flow(module.graph, module.mesh, module.repeats), network_of(module.network)
+    completion = _Completion(module, flow, has_op_priorities=False)
     completion.run(is_chosen=True, are_shared=True)
-    placements = refine_for_program(flow, placements_of(flow, network), network, work.annotated)
-    return cost_of_placements(flow, placements, network, completion.pinned.__contains__, work.annotated)
+    placements = refine_for_program(flow, placements_of(flow, network), network, module.annotated)
+    return cost_of_placements(flow, placements, network, completion.pinned.__contains__, module.annotated)
 
 
 def _require_types(module: Module) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+from irpar.analysis.cost.model import Cost
 from irpar.analysis.weights.atoms import Atoms, follow
 from irpar.analysis.weights.dynamic_products import take_products_apart
 from irpar.analysis.weights.finer_blocks import take_finer_blocks
@@ -26,6 +27,7 @@ from irpar.pass_manager import Pass, PassResult
 from ..complete_sharding import cost_of_completion, propagated
 from ..raise_opset import RaiseOpset
 from ..simplify_layout import SimplifyLayout
+from ..split_bias import split_biases
 from .heads import take_heads_apart
 from .parallel_sums import add_products_first
 
@@ -74,11 +76,17 @@ class SplitWeights(Pass):
         if count:
             # Where sections were taken out of the middle of a chain of Reshape and Transpose, its ends meet.
             SimplifyLayout().run(module)
-        sums = add_products_first(module, cost_of_completion)
-        heads = take_heads_apart(module, cost_of_completion)
+        sums = add_products_first(module, _cost)
+        heads = take_heads_apart(module, _cost)
         told: dict[str, int | float] = {"weights": count, "scales": scales, "finer blocks": finer, "heads": heads}
         told |= {"sums": sums, "attentions": packed, "products": dynamic, "caches": caches}
         return PassResult(any(told.values()), statistics=told)
+
+
+def _cost(work: Module) -> Cost:
+    """What the passes behind this one would let a module send; they change it."""
+    split_biases(work)
+    return cost_of_completion(work)
 
 
 def give_operands(module: Module) -> list[int]:

@@ -18,7 +18,7 @@ from irpar.ops.elementwise import BINARY, UNARY
 from irpar.sharding import DimSharding, IrparError, Sharding
 
 from ..simplify_layout.chains import atoms_of, chain_of, erase_unread, goes_on, is_layout
-from ..split_bias import bias_apart, split_biases
+from ..split_bias import bias_apart
 
 _ELEMENTWISE = frozenset({*UNARY, *BINARY, "Cast"})
 _REPEAT = frozenset({"Expand", "Tile"})
@@ -69,7 +69,7 @@ def take_heads_apart(module: Module, cost_of: Callable[[Module], Cost]) -> int:
 
     Args:
         module: it.
-        cost_of: what a module would send; it stays as it is.
+        cost_of: what a module would send, which it changes.
 
     Returns:
         How many.
@@ -91,22 +91,17 @@ def _cheapest(module: Module, cost_of: Callable[[Module], Cost]) -> frozenset[st
     for left in dict.fromkeys((frozenset[str](), repeated)):
         work = clone_module(module)
         if _take_apart(work, left):
-            tried[left] = _cost(work, cost_of)
+            tried[left] = cost_of(work)
     if not tried:
         return None
     best = min(tried, key=tried.__getitem__)
-    return best if _is_worth_it(tried[best], _cost(clone_module(module), cost_of)) else None
+    return best if _is_worth_it(tried[best], cost_of(clone_module(module))) else None
 
 
 def _is_worth_it(cost: Cost, before: Cost) -> bool:
     """Whether less is sent; in more collectives only where it is clearly less."""
     (amount, launches), (was, fewer) = cost, before
     return cost < before if launches <= fewer else amount < _WORTH_LAUNCHES * was
-
-
-def _cost(work: Module, cost_of: Callable[[Module], Cost]) -> Cost:
-    split_biases(work)
-    return cost_of(work)
 
 
 def _take_apart(module: Module, left: Collection[str]) -> int:
@@ -296,9 +291,10 @@ def _rows_apart(module: Module, product: _Product) -> bool:
     if found is None:
         return False
     chain, atoms = found
-    node, leading, ((_, _, count), *rest) = product.node, product.leading, joined(atoms.dims[-1])
-    data, size = node.inputs[0], node.inputs[0].shape[-1] // count
-    atoms.dims[-1:] = [[joined(atoms.dims[-1])[0]], rest]
+    node, leading, (first, *rest) = product.node, product.leading, joined(atoms.dims[-1])
+    data, count = node.inputs[0], first[2]
+    size = data.shape[-1] // count
+    atoms.dims[-1:] = [[first], rest]
     value = follow(atoms.plan((*leading, count, size)), chain[0].inputs[0], data.name, _builder(node))
     _take_place(node, _einsum(module, product, size, value, product.rows, node.result.shape))
     erase_unread(chain)

@@ -13,8 +13,6 @@ from irpar.ir import Builder, Module, Node, Value, clone_module
 from irpar.ops.linear import carriers
 from irpar.sharding import IrparError
 
-from ..split_bias import split_biases
-
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Einsum", "Conv"})
 _STEPS = 6
 """Nodes between a product and the sum."""
@@ -25,7 +23,7 @@ def add_products_first(module: Module, cost_of: Callable[[Module], Cost]) -> int
 
     Args:
         module: in global view.
-        cost_of: what a module would send; it stays as it is.
+        cost_of: what a module would send, which it changes.
 
     Returns:
         How often that was done.
@@ -35,8 +33,6 @@ def add_products_first(module: Module, cost_of: Callable[[Module], Cost]) -> int
     now, then = clone_module(module), clone_module(module)
     for node in _found(then):
         _write(node)
-    for work in (now, then):
-        split_biases(work)
     try:
         if cost_of(then) >= cost_of(now):
             return 0
