@@ -128,9 +128,12 @@ class _Writer:
             for node in reversed(step.nodes):
                 node.erase()
         for step, value in zip(self.join.steps[:-1], made[1:], strict=False):
-            first, *others = (node.result.name for node in step.nodes)
-            value.rename(first)
-            self.log.names.update(dict.fromkeys(others, value.name))
+            results = [node.result for node in step.nodes]
+            if (
+                results[0].source is None
+            ):  # Else its name is that of a tensor of the model, which the joined one is not.
+                value.rename(results[0].name)
+            self.log.names.update({each.name: value.name for each in results if each.name != value.name})
         for value in dict.fromkeys(read):
             if value.is_constant and not value.has_uses and value.graph is not None:
                 value.graph.remove_constant(value)

@@ -1,5 +1,6 @@
 """split-weights: weights that hold several side by side become several."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,12 +10,14 @@ from irpar.analysis.weights.dynamic_products import take_products_apart
 from irpar.analysis.weights.finer_blocks import take_finer_blocks
 from irpar.analysis.weights.flat_scales import unflatten_scales
 from irpar.analysis.weights.fused_weights import (
+    Carrier,
     FusedWeight,
     Picked,
     beside,
-    carried,
     columns_of,
+    constant_behind,
     fused_weights,
+    is_one,
     weights_taken_apart,
     with_columns,
 )
@@ -106,12 +109,21 @@ def give_operands(module: Module) -> list[int]:
 def _weights(fused: FusedWeight) -> list[tuple[Value, int]]:
     """The constants that have the columns, and their dims of them."""
     found = {fused.weight: fused.dim}
-    for step, columns in _columns(fused):
-        for index, dim in columns.items():
-            value = step.operands[index]
-            if value is not None and value.is_constant:
-                found.setdefault(value, dim)
+    read = [(each.node.operands[index], dim) for each in fused.start for index, dim in each.columns.items() if index]
+    read += [(step.operands[index], dim) for step, columns in _columns(fused) for index, dim in columns.items()]
+    for value, dim in read:
+        for constant, at in _constants(value, dim):
+            found.setdefault(constant, at)
     return list(found.items())
+
+
+def _constants(value: Value | None, dim: int) -> Iterator[tuple[Value, int]]:
+    """The constants that a value is made of that have a dim of it, and which dim of theirs."""
+    behind = constant_behind(value, dim)
+    if behind is not None:
+        yield behind[:2]
+        for each in behind[2]:
+            yield from ((each.node.inputs[index], at) for index, at in each.columns.items() if index)
 
 
 def _columns(fused: FusedWeight) -> list[tuple[Node, dict[int, int]]]:
@@ -123,8 +135,8 @@ def _columns(fused: FusedWeight) -> list[tuple[Node, dict[int, int]]]:
     listed = [(product, columns)]
     for step in others:
         own = _before(fused, step)
-        # One behind a Reshape has a single operand.
-        is_alone = len(step.operands) == 1
+        # One behind a Reshape has no columns beside it.
+        is_alone = all(is_one(value) for index, value in enumerate(step.operands) if index != own)
         listed.append((step, {own: place} if is_alone else beside(step, needed(step, own), place) or {}))
     return listed
 
@@ -171,6 +183,7 @@ class _Split:
 
     Attributes:
         made: what products before it have of the same weights.
+        carriers: what constants of the columns go through.
     """
 
     def __init__(self, module: Module, fused: FusedWeight, made: "Made") -> None:
@@ -178,6 +191,7 @@ class _Split:
         self.fused = fused
         self.made = made
         self.named: set[Value] = set()
+        self.carriers: dict[Node, None] = {}
 
     def run(self) -> None:
         """Make the products of all sections, and take out the one that was."""
@@ -190,7 +204,8 @@ class _Split:
             for picked in read:
                 assert value is not None
                 self._take(picked, value)
-        for node in dict.fromkeys((*(picked.node for picked in fused.picked), *reversed((*fused.start, *fused.path)))):
+        path = (*(picked.node for picked in fused.picked), *reversed(fused.path))
+        for node in dict.fromkeys((*path, *reversed(self.carriers))):
             if not any(value.has_uses for value in node.results):
                 node.erase()
         for weight in weights:
@@ -199,30 +214,40 @@ class _Split:
 
     def _section(self, section: tuple[int, int], columns: dict[Node, dict[int, int]]) -> Value:
         """What the last step gives of a section."""
-        value = self._read(section)
-        for node in self.fused.steps:
+        fused = self.fused
+        dim = fused.start[-1].dim if fused.start else fused.dim
+        value = self._read(fused.read, dim, section)
+        for node in fused.steps:
             value = self._step(node, value, section, columns[node])
         return value
 
-    def _read(self, section: tuple[int, int]) -> Value:
-        """What the product reads of a section; products that share the weight share it."""
-        fused = self.fused
-        known = self.made.get((fused.read, fused.dim, section))
+    def _read(self, value: Value, dim: int, section: tuple[int, int]) -> Value:
+        """What is read of a section of what is made of a constant; products that share it share that too."""
+        known = self.made.get((value, dim, section))
+        behind = constant_behind(value, dim)
+        assert behind is not None
+        constant, at, carriers = behind
+        self.carriers.update(dict.fromkeys(each.node for each in carriers))
         if known is not None:
             return known
-        value = self._part(fused.weight, fused.dim, section)
-        dim = fused.dim
-        for node in fused.start:
-            assert node.graph is not None
-            after = carried(node, dim)
-            assert after is not None
-            dim = after
-            type_ = TensorType(value.dtype, with_dim(node.result.shape, dim, section[1] - section[0]))
-            builder = Builder(node.graph, {"": node.version}, before=node, like=node)
-            operands = [value, *node.operands[1:]]
-            value = builder.op(node.op_type, operands, node.attributes, type=type_, name=node.result.name)
-        self.made[fused.read, fused.dim, section] = value
-        return value
+        made = self._part(constant, at, section)
+        for each in carriers:
+            made = self._carry(each, made, section)
+        self.made[value, dim, section] = made
+        return made
+
+    def _carry(self, carrier: Carrier, before: Value, section: tuple[int, int]) -> Value:
+        """What a node that the whole goes through gives of a section."""
+        node = carrier.node
+        assert node.graph is not None
+        operands: list[Value | None] = [before]
+        for index, value in enumerate(node.operands[1:], 1):
+            at = carrier.columns.get(index)
+            operands.append(value if at is None or value is None else self._part(value, at, section))
+        type_ = TensorType(node.result.dtype, with_dim(node.result.shape, carrier.dim, section[1] - section[0]))
+        builder = Builder(node.graph, {node.domain: node.version}, before=node, like=node)
+        name = node.result.name
+        return builder.op(node.op_type, operands, node.attributes, type=type_, domain=node.domain, name=name)
 
     def _step(self, node: Node, before: Value, section: tuple[int, int], columns: dict[int, int]) -> Value:
         """A step for a section; `before` is what the step before gives, or the weight."""
@@ -233,7 +258,7 @@ class _Split:
             if index == before_at:
                 operands.append(before)
             elif value is not None and index in columns:
-                operands.append(self._part(value, columns[index], section))
+                operands.append(self._read(value, columns[index], section))
             else:
                 operands.append(value)
         shape = with_dim(first.result.shape, _product(self.fused)[0], section[1] - section[0])

@@ -55,6 +55,47 @@ def test_biases_and_reductions_run_once():
     )
 
 
+def test_scales_stand_side_by_side_too():
+    """What is joined behind `gate` is no tensor of the model, and has no name of one."""
+    check(
+        "join-weights",
+        """
+        mesh @m = ["tp"=2]
+        graph local @g(%x: f32[8, 32] of [8, 32]) -> (%y) opset 21 ranks [0, 1] {
+          %w_1 = constant : i8[32, 8] of [32, 16@tp] whole slice([0:32, 0:16] of i8[32, 32] data("w.bin", 0, 1024)) from "w"
+          %w_2 = constant : i8[32, 8] of [32, 16@tp] whole slice([0:32, 16:32] of i8[32, 32] data("w.bin", 0, 1024)) from "w"
+          %s_1 = constant : f32[2, 8] of [2, 16@tp] whole slice([0:2, 0:16] of f32[2, 32] data("w.bin", 1024, 256)) from "s"
+          %s_2 = constant : f32[2, 8] of [2, 16@tp] whole slice([0:2, 16:32] of f32[2, 32] data("w.bin", 1024, 256)) from "s"
+          %half = constant : f32[] of [] 0.5
+          %d_1 = DequantizeLinear(%w_1, %s_1) {axis=0, block_size=16} : f32[32, 8] of [32, 16@tp]
+          %d_2 = DequantizeLinear(%w_2, %s_2) {axis=0, block_size=16} : f32[32, 8] of [32, 16@tp]
+          %p_1 = MatMul(%x, %d_1) : f32[8, 8] of [8, 16@tp] for "/gate_up"
+          %p_2 = MatMul(%x, %d_2) : f32[8, 8] of [8, 16@tp] for "/gate_up"
+          %gate = QuantizeLinear(%p_1, %half) : u8[8, 8] of [8, 16@tp] for "/quantize" as "gate"
+          %up = QuantizeLinear(%p_2, %half) : u8[8, 8] of [8, 16@tp] for "/quantize" as "up"
+          %g = DequantizeLinear(%gate, %half) : f32[8, 8] of [8, 16@tp]
+          %u = DequantizeLinear(%up, %half) : f32[8, 8] of [8, 16@tp]
+          %y = Mul(%g, %u) : f32[8, 8] of [8, 16@tp]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph local @g(%x: f32[8, 32] of [8, 32]) -> (%y) opset 21 ranks [0, 1] {
+          %half = constant : f32[] of [] 0.5
+          %w = constant : i8[32, 16] of [32, 32@tp] whole join(1, 2, i8[32, 16] slice([0:32, 0:16] of i8[32, 32] data("w.bin", 0, 1024)), i8[32, 16] slice([0:32, 16:32] of i8[32, 32] data("w.bin", 0, 1024))) from "w"
+          %s = constant : f32[2, 16] of [2, 32@tp] whole join(1, 2, f32[2, 16] slice([0:2, 0:16] of f32[2, 32] data("w.bin", 1024, 256)), f32[2, 16] slice([0:2, 16:32] of f32[2, 32] data("w.bin", 1024, 256))) from "s"
+          %sizes = constant : i64[2] [8, 8]
+          %d_1 = DequantizeLinear(%w, %s) {axis=0, block_size=16} : f32[32, 16] of [32, 32@tp]
+          %p_1 = MatMul(%x, %d_1) : f32[8, 16] of [8, 32@tp] for "/gate_up"
+          %gate_joined = QuantizeLinear(%p_1, %half) : u8[8, 16] of [8, 32@tp] for "/quantize"
+          %g_joined = DequantizeLinear(%gate_joined, %half) : f32[8, 16] of [8, 32@tp]
+          %g, %u = Split(%g_joined, %sizes) {axis=1} : f32[8, 8] of [8, 16@tp], f32[8, 8] of [8, 16@tp]
+          %y = Mul(%g, %u) : f32[8, 8] of [8, 16@tp]
+        }
+        """,
+    )
+
+
 def test_what_no_device_cuts_is_what_it_was():
     check(
         "join-weights",

@@ -144,6 +144,60 @@ def test_a_weight_that_is_taken_apart_itself():
     )
 
 
+def test_scales_and_zero_points_go_along():
+    """Of columns one for each, of blocks of rows a row of them; one for all is shared."""
+    check(
+        "split-weights",
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8, 64]) -> (%y) opset 21 {
+          %w = constant : i8[64, 32@tp] data("w.bin", 0, 2048) from "c_attn"
+          %s = constant : f32[2, 32] data("w.bin", 2048, 256)
+          %b = constant : i32[32] data("w.bin", 2304, 128)
+          %c = constant : f32[32] data("w.bin", 2432, 128)
+          %half = constant : f32[] 0.5
+          %zero = constant : i8[] 3
+          %d = DequantizeLinear(%w, %s) {axis=0, block_size=32} : f32[64, 32]
+          %e = DequantizeLinear(%b, %c) {axis=0} : f32[32]
+          %p = MatMul(%x, %d) : f32[8, 32] from "/c_attn"
+          %a = Add(%p, %e) : f32[8, 32]
+          %q = QuantizeLinear(%a, %half, %zero) : i8[8, 32]
+          %r = DequantizeLinear(%q, %half, %zero) : f32[8, 32]
+          %gate, %up = Split(%r) {axis=1, num_outputs=2} : f32[8, 16], f32[8, 16]
+          %y = Mul(%gate, %up) : f32[8, 16]
+        }
+        """,
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%x: f32[8, 64]) -> (%y) opset 21 {
+          %half = constant : f32[] 0.5
+          %zero = constant : i8[] 3
+          %w_1 = constant : i8[64, 16@tp] slice([0:64, 0:16] of i8[64, 32] data("w.bin", 0, 2048)) from "c_attn"
+          %s_1 = constant : f32[2, 16] slice([0:2, 0:16] of f32[2, 32] data("w.bin", 2048, 256)) from "s"
+          %b_1 = constant : i32[16] slice([0:16] of i32[32] data("w.bin", 2304, 128)) from "b"
+          %c_1 = constant : f32[16] slice([0:16] of f32[32] data("w.bin", 2432, 128)) from "c"
+          %w_2 = constant : i8[64, 16@tp] slice([0:64, 16:32] of i8[64, 32] data("w.bin", 0, 2048)) from "c_attn"
+          %s_2 = constant : f32[2, 16] slice([0:2, 16:32] of f32[2, 32] data("w.bin", 2048, 256)) from "s"
+          %b_2 = constant : i32[16] slice([16:32] of i32[32] data("w.bin", 2304, 128)) from "b"
+          %c_2 = constant : f32[16] slice([16:32] of f32[32] data("w.bin", 2432, 128)) from "c"
+          %d_1 = DequantizeLinear(%w_1, %s_1) {axis=0, block_size=32} : f32[64, 16]
+          %d_2 = DequantizeLinear(%w_2, %s_2) {axis=0, block_size=32} : f32[64, 16]
+          %e_1 = DequantizeLinear(%b_1, %c_1) {axis=0} : f32[16]
+          %e_2 = DequantizeLinear(%b_2, %c_2) {axis=0} : f32[16]
+          %p_1 = MatMul(%x, %d_1) : f32[8, 16] for "/c_attn"
+          %p_2 = MatMul(%x, %d_2) : f32[8, 16] for "/c_attn"
+          %a_1 = Add(%p_1, %e_1) : f32[8, 16]
+          %a_2 = Add(%p_2, %e_2) : f32[8, 16]
+          %q_1 = QuantizeLinear(%a_1, %half, %zero) : i8[8, 16]
+          %q_2 = QuantizeLinear(%a_2, %half, %zero) : i8[8, 16]
+          %gate = DequantizeLinear(%q_1, %half, %zero) : f32[8, 16]
+          %up = DequantizeLinear(%q_2, %half, %zero) : f32[8, 16]
+          %y = Mul(%gate, %up) : f32[8, 16]
+        }
+        """,
+    )
+
+
 ONE = """
     mesh @m = ["tp"=4]
     graph @g(%x: f32[8, 4]) -> (%a, %b) opset 21 {{
@@ -181,6 +235,13 @@ STAYS = {
         "f32[8, 12]",
         "%s = constant : i64[3] [8, 3, 4]\n  %r = Reshape(%p, %s) : f32[8, 3, 4]\n"
         "  %a, %b = Split(%r) {axis=2} : f32[8, 3, 2], f32[8, 3, 2]",
+    ),
+    "blocks that share a scale lie along the columns": (
+        "f32[4, 12]",
+        "f32[8, 12]",
+        '%s = constant : f32[8, 3] data("w.bin", 192, 96)\n'
+        "  %q = QuantizeLinear(%p, %s) {axis=1, block_size=4} : u8[8, 12]\n"
+        "  %a, %b = Split(%q) {axis=1} : u8[8, 6], u8[8, 6]",
     ),
 }
 
@@ -233,8 +294,26 @@ NUMBERS = {
          int64[4] apart = {3, 6, 3, 3}> {
           p = MatMul(x, w)  h = Mul(half, p)  a = Add(h, b)  o = Sub(row, a)  c = Reshape(o, apart)  n = Neg(c)
           q, k, v = Split<axis = 2, num_outputs = 3>(n) }""",
+    "rows with scales and zero points, and quantized data": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[6, 5] x) => (float[6, 3] q, float[6, 3] k, float[6, 3] v)
+        <int8[9, 5] w = {INTEGERS}, float[9] s = {SCALES}, int8[9] z = {1, -2, 3, 0, 0, 4, -5, 6, 7},
+         float[9] b = {BIAS}, float step = {0.04}, uint8 middle = {128}, int64[3] apart = {6, 3, 3}> {
+          d = DequantizeLinear<axis = 0>(w, s, z)  p = Gemm<transB = 1>(x, d, b)
+          i = QuantizeLinear(p, step, middle)  f = DequantizeLinear(i, step, middle)  r = Reshape(f, apart)
+          j = QuantizeLinear(r, step, middle)  h = DequantizeLinear(j, step, middle)
+          t = Transpose<perm = [1, 0, 2]>(h)  q, k, v = Split<axis = 0, num_outputs = 3>(t) }""",
+    "scales of blocks of rows, and of columns of the result": """
+        <ir_version: 10, opset_import: ["" : 21]>
+        g (float[6, 5] x) => (float[6, 4] gate, float[6, 5] up)
+        <int8[5, 9] w = {INTEGERS}, float[1, 9] s = {SCALES}, float[9] steps = {SCALES}, int64[2] sizes = {4, 5}> {
+          d = DequantizeLinear<axis = 0, block_size = 5>(w, s)  p = MatMul(x, d)
+          i = QuantizeLinear<axis = -1, output_dtype = 3>(p, steps)  f = DequantizeLinear<axis = 1>(i, steps)
+          gate, up = Split<axis = 1>(f, sizes) }""",
 }
-SHAPES = dict(zip(NUMBERS, [(6, 5), (2, 5, 4, 4), (4, 5, 1), (2, 5), (3, 6, 5)], strict=True))
+SHAPES = dict(zip(NUMBERS, [(6, 5), (2, 5, 4, 4), (4, 5, 1), (2, 5), (3, 6, 5), (6, 5), (6, 5)], strict=True))
+SCALES = "{0.1, 0.2, 0.05, 0.3, 0.15, 0.25, 0.4, 0.1, 0.2}"
+INTEGERS = "{" + ", ".join(str((7 * i) % 23 - 11) for i in range(45)) + "}"
 
 
 def _numbers(count, scale):
@@ -244,6 +323,8 @@ def _numbers(count, scale):
 @pytest.mark.parametrize("case", NUMBERS)
 def test_numbers_stay(case, check_numbers):
     text = NUMBERS[case].replace("{WEIGHT}", _numbers(45, 0.17)).replace("{BIAS}", _numbers(9, 0.3))
+    for name, numbers in (("{INTEGERS}", INTEGERS), ("{SCALES}", SCALES)):
+        text = text.replace(name, numbers)
     rng = np.random.default_rng(0)
     inputs = {"x": rng.normal(size=SHAPES[case]).astype(np.float32)}
     if "looked up" in case:

@@ -3,11 +3,11 @@
 y = MatMul(x, w : [64, 192])    z = Add(y, b : [192])    q, k, v = Split(z)        sections of w: 0:64, 64:128, 128:192
 
 Contiguous blocks of such a matrix are no blocks of its sections. Followed are biases and other elementwise operators
-between the product and its readers, and Reshape and Transpose: [17, 192] to [17, 3, 4, 16], of which the 3 is taken
-apart.
+between the product and its readers, quantisation among them, and Reshape and Transpose: [17, 192] to [17, 3, 4, 16], of
+which the 3 is taken apart. The matrix may be quantized: scales and zero points are taken apart with it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -22,8 +22,8 @@ from .atoms import Atom, Atoms, joined
 MOST_SECTIONS = 16
 """Of one weight."""
 _LAYOUT = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-_CARRIERS = frozenset({"Transpose", "Gather", "GatherND"})
-"""What a weight goes through before a product: rows of experts are looked up by index."""
+_SCALES = frozenset({"QuantizeLinear", "DequantizeLinear"})
+_QUANTISERS = frozenset((domain, op_type) for domain in ("", "com.microsoft") for op_type in _SCALES)
 _ALONE = frozenset({*UNARY, *TESTS, "Cast"})
 _BESIDE = frozenset({*BINARY, *COMPARISONS, "Where"})
 _T = TypeVar("_T")
@@ -47,13 +47,28 @@ class Picked:
 
 
 @dataclass(frozen=True)
+class Carrier:
+    """A node that a weight goes through before a product: rows of experts are looked up by index, or it is quantized.
+
+    Attributes:
+        node: gives the weight on, from its first operand.
+        dim: of its result, that the columns are.
+        columns: the operands that have them.
+    """
+
+    node: Node
+    dim: int
+    columns: Columns
+
+
+@dataclass(frozen=True)
 class FusedWeight:
     """A weight of which sections are taken apart.
 
     Attributes:
         weight: the constant.
         dim: of the weight, that runs along the columns.
-        start: what the weight goes through before the product, first to last (see `carried`).
+        start: what the weight goes through before the product, first to last.
         steps: the product and the elementwise nodes behind it, in order; each reads the one before. None where the
             weight itself is taken apart.
         path: these, and the Reshape and Transpose nodes behind and between them, each reading the one before.
@@ -64,7 +79,7 @@ class FusedWeight:
 
     weight: Value
     dim: int
-    start: tuple[Node, ...]
+    start: tuple[Carrier, ...]
     steps: tuple[Node, ...]
     path: tuple[Node, ...]
     picked: tuple[Picked, ...]
@@ -74,7 +89,7 @@ class FusedWeight:
     @property
     def read(self) -> Value:
         """What the product reads: the weight, or what is made of it before."""
-        return self.start[-1].result if self.start else self.weight
+        return self.start[-1].node.result if self.start else self.weight
 
     @property
     def sections(self) -> tuple[tuple[int, int], ...]:
@@ -181,10 +196,24 @@ def is_product(node: Node) -> bool:
     return node.identity in _PRODUCTS
 
 
-def carried(node: Node, dim: int) -> int | None:
-    """The dim of the result that a dim of the first operand becomes; None where the node does more than carry it."""
-    if node.domain or len(node.results) != 1 or not all(value.is_static for value in (*node.inputs, node.result)):
+def carrier(node: Node, dim: int) -> Carrier | None:
+    """A node as one that carries a dim of its first operand; None where it does more than that.
+
+    Args:
+        node: any node.
+        dim: of the first operand.
+    """
+    if len(node.results) != 1 or not all(value.is_static for value in (*node.inputs, node.result)):
         return None
+    if node.identity in _QUANTISERS:
+        columns = _scaled(node, len(node.inputs[0].shape), dim)
+        return None if columns is None else Carrier(node, dim, columns)
+    after = None if node.domain else _after(node, dim)
+    return None if after is None else Carrier(node, after, {0: dim})
+
+
+def _after(node: Node, dim: int) -> int | None:
+    """The dim of the result that a dim of the first operand becomes."""
     rank = len(node.inputs[0].shape)
     match node.op_type:
         case "Transpose":
@@ -199,6 +228,20 @@ def carried(node: Node, dim: int) -> int | None:
     return None
 
 
+def _scaled(node: Node, rank: int, dim: int) -> Columns | None:
+    """The operands of a quantiser that have a dim of its data; None where blocks of several elements lie along it."""
+    columns, block, axis = {0: dim}, int_attribute(node, "block_size", 0), int_attribute(node, "axis", 1)
+    is_along = -rank <= axis < rank and axis % rank == dim
+    for index, scale in enumerate(node.operands[1:], 1):
+        if scale is None or (not block and scale.shape in ((), (1,))):
+            continue
+        if len(scale.shape) != (rank if block else 1) or (block and is_along):
+            return None
+        if block or is_along:
+            columns[index] = dim if block else 0
+    return columns
+
+
 def beside(node: Node, value: Value, dim: int) -> Columns | None:
     """The operands of an elementwise node that have the columns, `value` among them; None for other nodes.
 
@@ -207,13 +250,16 @@ def beside(node: Node, value: Value, dim: int) -> Columns | None:
         value: static.
         dim: of the value, that the columns are.
     """
-    if node.domain or not (node.op_type in _ALONE or node.op_type in _BESIDE):
+    is_quantiser = node.identity in _QUANTISERS
+    if not is_quantiser and (node.domain or not (node.op_type in _ALONE or node.op_type in _BESIDE)):
         return None
     values = node.inputs
     if len(values) < len(node.operands) or not all(other.is_static for other in (*values, node.result)):
         return None
     if node.result.shape != value.shape:
         return None
+    if is_quantiser:
+        return _scaled(node, len(value.shape), dim) if node.operands[0] is value else None
     back = len(value.shape) - dim
     return {
         index: len(other.shape) - back
@@ -276,16 +322,16 @@ def _of_product(node: Node) -> FusedWeight | None:
         return None
     for own in (1, 0):
         found = columns_of(node, own)
-        behind = None if found is None else _constant_behind(node.operands[own], found[1][own])
+        behind = None if found is None else constant_behind(node.operands[own], found[1][own])
         if found is None or behind is None:
             continue
         place, columns = found
         weight, dim, start = behind
-        others = [node.operands[index] for index in columns if index != own]
+        others = {index: at for index, at in columns.items() if index != own}
         is_alone = not start or len(weight.uses) == 1
         if (
             is_alone
-            and all(other is not None and other.is_constant for other in others)
+            and all(constant_behind(node.operands[index], at) is not None for index, at in others.items())
             and weight.shape[dim] == node.result.shape[place] > 1
         ):
             steps, value = _elementwise(node, place)
@@ -293,26 +339,39 @@ def _of_product(node: Node) -> FusedWeight | None:
     return None
 
 
-def _constant_behind(value: Value | None, dim: int) -> tuple[Value, int, tuple[Node, ...]] | None:
-    """The constant that a value is made of, the dim of it that `dim` is, and the nodes between."""
+def constant_behind(value: Value | None, dim: int) -> tuple[Value, int, tuple[Carrier, ...]] | None:
+    """The constant that a value is made of, the dim of it that `dim` is, and the nodes between, first to last.
+
+    Returns:
+        None where there is none, or another value has the columns that is no constant.
+    """
     nodes: list[Node] = []
     while value is not None and not value.is_constant:
         node = value.node
         if node is None or not node.inputs or not _is_free(value) or (nodes and len(value.uses) > 1):
             return None
-        if node.op_type not in _CARRIERS or node.operands[0] in node.operands[1:]:
+        if node.operands[0] in node.operands[1:]:
             return None
         nodes.insert(0, node)
         value = node.operands[0]
     if value is None or not value.is_static:
         return None
     for first in range(len(value.shape)):
-        at: int | None = first
-        for node in nodes:
-            at = None if at is None else carried(node, at)
-        if at == dim:
-            return value, first, tuple(nodes)
+        carriers = _carriers(nodes, first)
+        if carriers is not None and (carriers[-1].dim if carriers else first) == dim:
+            return value, first, carriers
     return None
+
+
+def _carriers(nodes: Sequence[Node], dim: int) -> tuple[Carrier, ...] | None:
+    """Nodes one behind the other that carry a dim of the first one's operand; None where one does not."""
+    found: list[Carrier] = []
+    for node in nodes:
+        made = carrier(node, found[-1].dim if found else dim)
+        if made is None or not all(node.inputs[index].is_constant for index in made.columns if index):
+            return None
+        found.append(made)
+    return tuple(found)
 
 
 def _elementwise(product: Node, place: int) -> tuple[list[Node], Value]:
@@ -334,16 +393,28 @@ def _only_reader(value: Value) -> Node | None:
 
 
 def _is_step(node: Node, value: Value, place: int) -> bool:
+    columns = beside(node, value, place)
+    if columns is None:
+        return False
     own = node.operands.index(value)
-    others = (other for index, other in enumerate(node.operands) if index != own)
     # One number is beside all columns, whatever makes it. Where `beside` fits, all sizes are known.
-    return beside(node, value, place) is not None and all(
-        other is None or other.is_constant or other.shape in ((), (1,)) for other in others
+    return all(
+        other is None
+        or other.is_constant
+        or is_one(other)
+        or (index in columns and constant_behind(other, columns[index]) is not None)
+        for index, other in enumerate(node.operands)
+        if index != own
     )
 
 
+def is_one(value: Value | None) -> bool:
+    """Whether an operand is one number for all, or left out."""
+    return value is None or value.shape in ((), (1,))
+
+
 def _taken_apart(
-    weight: Value, dim: int, start: tuple[Node, ...], steps: list[Node], value: Value, place: int
+    weight: Value, dim: int, start: tuple[Carrier, ...], steps: list[Node], value: Value, place: int
 ) -> FusedWeight | None:
     """Follow Reshape and Transpose to where the major piece of the columns is taken apart."""
     size = value.shape[place]
@@ -355,18 +426,26 @@ def _taken_apart(
         if picked:
             return FusedWeight(weight, dim, start, tuple(steps), tuple(path), picked, _joined_dims(atoms), at or 0)
         reader = _only_reader(value)
-        if reader is None or reader.domain:
+        if reader is None:
             return None
-        if reader.op_type in _LAYOUT:
+        if not reader.domain and reader.op_type in _LAYOUT:
             if not atoms.apply(reader):
                 return None
-        elif len(path) > len(steps) and reader.op_type in _ALONE:
+        elif len(path) > len(steps) and _is_alone(reader, value):
             # Of each element by itself, so that it may as well stand before.
             steps.append(reader)
         else:
             return None
         path.append(reader)
         value = reader.result
+
+
+def _is_alone(node: Node, value: Value) -> bool:
+    """Whether a node does the same to each element of a value, whatever dims it has."""
+    others = [other for other in node.operands if other is not value]
+    if node.identity in _QUANTISERS:
+        return node.operands[0] is value and len(others) < len(node.operands) and all(map(is_one, others))
+    return not node.domain and node.op_type in _ALONE
 
 
 def _major(atoms: Atoms, place: int, size: int) -> tuple[int | None, int]:
