@@ -131,6 +131,19 @@ def _scattered(node: Node) -> Carriers:
     return ((0, 2),) if text_attribute(node, "reduction", "none") == "add" else ()
 
 
+def _padded(node: Node) -> Carriers:
+    """What is put beside the elements is another of them, or nothing: what is not zero would be added on each device."""
+    value = operand(node, 2)
+    is_filled = value is not None and text_attribute(node, "mode", "constant") == "constant"
+    return () if is_filled and not _is_zero(value) else ((0,),)
+
+
+def _is_zero(value: Value | None) -> bool:
+    if value is None or value.data is None or not _is_at_hand(value):
+        return False
+    return not value.data.base.numpy().astype(np.float64).any()
+
+
 def _divided(node: Node) -> Carriers:
     is_safe = _is_scale(node.operands[1], may_be_zero=False) or _is_of_gradient(node)
     return ((0,),) if is_safe and _is_float(node.operands[0]) else ()
@@ -291,6 +304,7 @@ _SUMS: dict[str, Callable[[Node], Carriers]] = {
     "Col2Im": _first,
     "MaxUnpool": _first,
     "CenterCropPad": _first,
+    "Pad": _padded,
 }
 """Operators that are linear in some operands.
 
