@@ -61,6 +61,7 @@ from .recompute_options import (
 )
 from .store_options import Store, store_of
 from .train_options import (
+    AlsoTrainable,
     Betas,
     ClassAxis,
     ClipNorm,
@@ -159,6 +160,7 @@ def train_command(
     loss_scale: LossScale = "",
     precision: Precision = "f32",
     trainable: Trainable = None,
+    also_trainable: AlsoTrainable = None,
     freeze: Freeze = None,
     freeze_statistics: FreezeStatistics = False,
     dropout: Dropout = None,

@@ -147,8 +147,17 @@ Trainable = Annotated[
     typer.Option(
         "--trainable",
         metavar="GLOB",
-        help="Initializers and inputs that are trained; all initializers of floats but single numbers and running "
-        "statistics if none is named. May be repeated.",
+        help="Initializers and inputs that are trained; all initializers of floats but single numbers, running "
+        "statistics and what PyTorch's exporter calls buffers if none is named. May be repeated.",
+        rich_help_panel=_WHAT,
+    ),
+]
+AlsoTrainable = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--also-trainable",
+        metavar="GLOB",
+        help="More of them, such as logit_scale, which is a single number. May be repeated.",
         rich_help_panel=_WHAT,
     ),
 ]

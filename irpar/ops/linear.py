@@ -132,7 +132,7 @@ def _scattered(node: Node) -> Carriers:
 
 
 def _padded(node: Node) -> Carriers:
-    """What is put beside the elements is another of them, or nothing: what is not zero would be added on each device."""
+    """What is put beside the elements is another of them, or zero: another number would be added on each device."""
     value = operand(node, 2)
     is_filled = value is not None and text_attribute(node, "mode", "constant") == "constant"
     return () if is_filled and not _is_zero(value) else ((0,),)

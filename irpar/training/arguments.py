@@ -23,7 +23,7 @@ _CHOICES = {
 }
 _ALSO = {"lr": "learning_rate"}
 """Options that have a short name, too, as on the command line."""
-_LISTS = ("no_decay", "trainable", "freeze", "undivided")
+_LISTS = ("no_decay", "trainable", "also_trainable", "freeze", "undivided")
 
 
 def settings_of(options: Mapping[str, Any]) -> Settings:

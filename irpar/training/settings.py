@@ -21,6 +21,7 @@ class Settings:
     lr_scale: Mapping[str, float] = field(default_factory=dict)
     clip_norm: float | None = None
     trainable: tuple[str, ...] = ()
+    also_trainable: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
     freeze_statistics: bool = False
     dropout: Mapping[str, float] = field(default_factory=dict)

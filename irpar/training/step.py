@@ -1,6 +1,5 @@
 """A training step of a model, as one more model."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,10 @@ from irpar.errors import IrparError, listed
 from irpar.ir import DType, Graph, Module, TensorType, Value
 from irpar.ir.state import LOSS
 from irpar.sharding import option, spelled
-from irpar.units import count_text
 
-from .masks import masks_among
 from .micro_batches import SAMPLE_COUNT
 from .settings import Settings
-from .tied import ties_among
+from .trained import TrainingError, about_parameters, trained_note, trained_tensors
 
 if TYPE_CHECKING:
     from irpar.onnx_io import Source
@@ -25,10 +22,6 @@ if TYPE_CHECKING:
 
 FULL = "f32"
 """The precision of the model itself."""
-
-
-class TrainingError(IrparError):
-    """A training step that cannot be made."""
 
 
 def train_step(
@@ -50,7 +43,8 @@ def train_step(
         learning_rate: or lr: what runs take where they are not told otherwise.
         momentum, nesterov, betas, eps, weight_decay, no_decay, lr_scale, clip_norm: of the optimizer.
         trainable: names or globs of the initializers and inputs that are trained; none: all initializers of floats that
-            have dims, and are no running statistics.
+            have dims, and are no running statistics, nor buffers as PyTorch's exporter says.
+        also_trainable: names or globs of more of them, such as single numbers.
         freeze: names or globs of those that are not.
         freeze_statistics: leave BatchNormalization as it is, with the statistics of the model.
         dropout: name or glob of values to the share of their elements that each step drops.
@@ -108,13 +102,13 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     from irpar.ir import clone_module
     from irpar.pass_manager import PassManager
     from irpar.passes.autodiff import Autodiff
-    from irpar.passes.training_mode import TrainingMode
+    from irpar.passes.training_mode import TrainingMode, running_statistics
 
     from .short_batches import count_samples, require_independent
 
     model = clone_module(module) if settings.short_batches else None
     parameters, found = with_loss(module, settings)
-    notes = [*found, *map(_mask_note, masks_among(parameters)), *ties_among(parameters)]
+    notes = [*found, *about_parameters(module, parameters, running_statistics(module))]
     classes = _classes(module.graph, settings)
     TrainingMode(settings.freeze_statistics, settings.seed, settings.dropout).run(module)
     normalise(module, parameters)
@@ -135,7 +129,7 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     if accumulated is not None:
         facts["micro_batches"] = accumulated
     module.metadata |= metadata_of(facts)
-    return [_trained_note(module), *notes]
+    return [trained_note(module), *notes]
 
 
 def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[str, ...]]:
@@ -151,7 +145,7 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
 
     PassManager.parse(OPEN).run(module)
     lift_weights(module)
-    parameters = _parameters(module, settings, running_statistics(module))
+    parameters = trained_tensors(module, settings, running_statistics(module))
     loss = AddLoss(
         settings.loss,
         settings.output,
@@ -186,20 +180,6 @@ def _require_no_state(graph: Graph) -> None:
         )
 
 
-def _trained_note(module: Module) -> str:
-    """A line about how many parameters there are, and of how many numbers as far as their sizes are known."""
-    graph = module.graph
-    trained = [value for value, state in graph.states.items() if state.is_trained]
-    numbers = sum(math.prod(value.tensor_type.static_shape) for value in trained if value.is_static)
-    return f"trains {count_text(len(trained), 'tensor')} of {numbers:,} numbers"
-
-
-def _mask_note(name: str) -> str:
-    """A line about what looks like a mask."""
-    freeze = spelled(f"--freeze {name}", f'freeze=["{name}"]')
-    return f"%{name} is trained, and only added to what a Softmax takes: if it is a mask, keep it with {freeze}"
-
-
 def _keep_loss(graph: Graph) -> None:
     """Give the graph the loss as its only result, with how many targets count where that is told."""
     from irpar.passes.add_loss import COUNTED
@@ -207,32 +187,6 @@ def _keep_loss(graph: Graph) -> None:
     pairs = dict(zip(graph.output_names, graph.outputs, strict=True))
     names = [name for name in (LOSS, COUNTED) if name in pairs]
     graph.set_outputs([pairs[name] for name in names], names)
-
-
-def _parameters(module: Module, settings: Settings, statistics: set[Value]) -> list[Value]:
-    """What is trained.
-
-    Raises:
-        GradientError: a name matches nothing of floats.
-        TrainingError: nothing is left, or a statistic is named.
-    """
-    from irpar.passes.autodiff import GradientError, chosen_tensors
-
-    try:
-        chosen = chosen_tensors(module, settings.trainable)
-    except GradientError as error:
-        if settings.trainable:
-            raise
-        do = spelled("name inputs of floats that are: --trainable NAME", 'name inputs that are: trainable=["NAME"]')
-        raise TrainingError("the model has no initializer of floats to train", do=do) from error
-    found = [value for value in chosen if value not in statistics]
-    if settings.freeze:
-        frozen = set(chosen_tensors(module, settings.freeze))
-        found = [value for value in found if value not in frozen]
-    if not found:
-        do = spelled("name parameters: --trainable GLOB", 'name parameters: trainable=["GLOB"]')
-        raise TrainingError("no parameter is left to train", do=f"{do}, or freeze fewer")
-    return found
 
 
 def _require_gradients(module: Module, parameters: list[Value]) -> None:

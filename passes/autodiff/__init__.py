@@ -16,7 +16,11 @@ from .dependence import is_real
 from .refusals import GradientError
 from .reverse import GRAD, Gradients, Reverse, name_gradient
 
-__all__ = ["GRAD", "Autodiff", "GradientError", "chosen_outputs", "chosen_tensors"]
+__all__ = ["GRAD", "Autodiff", "GradientError", "chosen_outputs", "chosen_tensors", "kind_in_export"]
+
+_KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+"""The metadata in which torch.export's signature says what an initializer was."""
+_PARAMETER = "PARAMETER"
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Autodiff(Pass):
 
     Attributes:
         outputs: names or globs of the outputs that are differentiated; none: all of floats.
-        wrt: names or globs of the weights and inputs by which; none: all initializers of floats that have dims.
+        wrt: names or globs of the weights and inputs by which; none: all weights (see `chosen_tensors`).
         keep_outputs: whether the graph keeps its own results, before the gradients.
         straight_through: whether gradients pass QuantizeLinear as if it did not round, where it does not saturate.
         only_reached: whether tensors that no output depends on get no gradient, instead of zeros.
@@ -155,10 +159,12 @@ def chosen_outputs(graph: Graph, patterns: Sequence[str]) -> list[tuple[Value, s
 
 
 def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
-    """The weights and inputs whose gradients are asked for; by default all initializers of floats that have dims.
+    """The weights and inputs whose gradients are asked for; by default all weights.
 
-    A single number is a constant of the exporter (a mask's -3.4e38, a root) far more often than a weight; the scales of
-    a Resize are none.
+    These are the initializers of floats that have dims. A single number is a constant of the exporter (a mask's
+    -3.4e38, a root) far more often than a weight; the scales of a Resize are none. Where PyTorch's exporter says what
+    an initializer is, that counts: a parameter may be a single number, and a buffer (frequencies of rotary embeddings,
+    sinusoids) is no weight.
 
     Raises:
         GradientError: a pattern matches none, or one that is not of floats; there is none of floats.
@@ -182,9 +188,17 @@ def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
     return [value for name, value in named.items() if name in chosen]
 
 
+def kind_in_export(value: Value) -> str | None:
+    """What an initializer was in PyTorch, where its exporter says so: PARAMETER, BUFFER, CONSTANT_TENSOR."""
+    return (value.metadata or {}).get(_KIND)
+
+
 def _is_weight(value: Value) -> bool:
     """Whether an initializer is of floats, has dims, and is more than a setting of the operators that read it."""
-    if not is_real(value.type) or not tensor_type(value.type) or not value.tensor_type.rank:
+    kind = kind_in_export(value)
+    if not is_real(value.type) or not tensor_type(value.type) or kind not in (None, _PARAMETER):
+        return False
+    if kind is None and not value.tensor_type.rank:
         return False
     uses = tuple(value.uses)
     return not uses or not all(has_fixed_dtype(node, index) for node, index in uses)
