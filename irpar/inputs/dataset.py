@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from irpar.errors import IrparError, listed, nearest_names
-from irpar.sharding import Sharding, local_region
+from irpar.sharding import Sharding, local_region, option
 
 Array = np.ndarray[Any, Any]
 _UNREADABLE = (
@@ -229,7 +229,7 @@ def check_range(name: str, array: Array, low: int, high: int, other: int | None,
         raise DataError(
             f"{name} has {listed([str(number) for number in found], 3)}: it is from {low} to {high}{besides}",
             where=where,
-            do="correct the data; --ignore-index names the number of targets that do not count",
+            do=f"correct the data, or say which targets do not count: {option('ignore_index', found[0])}",
         )
 
 

@@ -13,7 +13,9 @@ from typing import Any, Self, cast
 
 import numpy as np
 
+from irpar.analysis.training_facts import facts_of
 from irpar.inputs.dataset import Batch
+from irpar.inputs.targets import check_targets, limits_of
 from irpar.ir import Module
 from irpar.output.parts import Part
 from irpar.output.plan_record import Plan
@@ -91,6 +93,7 @@ class Executor(LocalRanks):
         self._folder: Path | None = None
         self._evaluation: Executor | None = None
         self.fixed = dict(fixed or {})
+        self._targets = limits_of(facts_of(module.metadata))
         self.is_open = True
         self._process = os.getpid()
         self._has_served = False
@@ -218,6 +221,7 @@ class Executor(LocalRanks):
         Raises:
             ProgramError: this is not the process of rank 0, or the executor is closed.
             InputError: inputs that do not fit, or a name to fetch that there is not.
+            DataError: a target of a training step that is no class.
             RunError: a rank failed; all ranks have stopped.
             MismatchError: ranks came to different collectives.
             ReplicaError: with `check_replicas`, ranks hold different copies.
@@ -228,6 +232,7 @@ class Executor(LocalRanks):
             wanted = [spec for spec in wanted if spec.name not in batch.names]
         begun = inputs if session else {**first_states(self.parts[0].graph, inputs), **inputs}
         given = check_inputs(wanted, with_fixed(self.fixed, begun), self._device_array)
+        check_targets(self._targets, given)
         with self._turn:
             if self._driver is not None:
                 self._driver.check_open()

@@ -11,7 +11,8 @@ import numpy as np
 from irpar.arguments import require
 from irpar.errors import IrparError
 from irpar.files.atomic import new_folder
-from irpar.inputs.dataset import Batch, check_range
+from irpar.inputs.dataset import Batch
+from irpar.inputs.targets import Limits, check_targets, limits_of
 from irpar.ir import Value, tensor_type
 from irpar.ir.state import LOSS, MODEL_KINDS
 from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, folder_of, remove_older, unwritable
@@ -129,16 +130,12 @@ class Trainer(Session):
         """The most that a rank read of the samples of the last step."""
         return max(self._executor.read_bytes.values(), default=0)
 
-    def limits(self) -> dict[str, tuple[int, int, int | None]]:
+    def limits(self) -> Limits:
         """What numbers the targets may be."""
-        target, classes = self.facts["target"], self.facts["classes"]
-        return {} if target is None or classes is None else {target: (0, classes - 1, self.facts["ignore_index"])}
+        return limits_of(self.facts)
 
     def _check_target(self, given: Mapping[str, Any]) -> None:
-        for name, (low, high, other) in self.limits().items():
-            numbers = np.asarray(given.get(name))
-            if numbers.dtype.kind in "iu":  # Others do not fit, which a run refuses.
-                check_range(name, numbers, low, high, other, f"step {self.steps + 1}")
+        check_targets(self.limits(), given, f"step {self.steps + 1}")
 
     def evaluate(self, batches: Iterable[Batch | Mapping[str, Any]]) -> float:
         """The mean loss of some batches as the model is used, on the state as it is; nothing is updated or copied.

@@ -1,5 +1,8 @@
 """Steps of a trainer: what they give, and what is said of what goes wrong."""
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -109,6 +112,23 @@ def test_targets_that_are_no_classes(number: int, ignored: int | None) -> None:
         if ignored is not None:
             given["target"][3] = ignored
             trainer.step(given)
+
+
+@pytest.mark.parametrize("engine", ["numpy", "ort"])
+@pytest.mark.parametrize("mesh", list(MESHES))
+def test_runs_and_sessions_take_no_other_targets_either(mesh: str, engine: Any, tmp_path: Path) -> None:
+    """PyTorch ignores -100 where nothing is said: here it would be a class from the end, or none on any rank."""
+    given = {**batch(), "learning_rate": np.float32(0.1)}
+    given["target"] = np.array([-100, *given["target"][1:]])
+    partition = on_mesh(classifier(), mesh)
+    runs: list[Callable[[dict[str, Any]], Any]] = [partition.session(engine=engine).run]
+    partition.save(tmp_path / "out")
+    runs += [partial(each.run, engine=engine) for each in (partition, irpar.Partition.open(tmp_path / "out"))]
+    for run in runs:
+        with pytest.raises(DataError) as caught:
+            run(given)
+        assert caught.value.what == "target has -100: it is from 0 to 2"
+        assert caught.value.do == "correct the data, or say which targets do not count: ignore_index=-100"
 
 
 @pytest.mark.parametrize(
