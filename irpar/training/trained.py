@@ -70,10 +70,21 @@ def _untrained(module: Module, known: Set[Value]) -> Iterator[str]:
     if buffers:
         yield f"not trained, since the export calls them buffers: {listed(buffers, 3)}"
     if all(kind_in_export(value) is None for value in given):
+        roots = {_root(value.source_name) for value in known if "." in value.source_name}
         numbers = [value.source_name for value in rest if tensor_type(value.type) and not value.tensor_type.rank]
-        if numbers:
-            also = spelled(f"--also-trainable {numbers[0]}", f'also_trainable=["{numbers[0]}"]')
-            yield f"not trained, since they are single numbers: {listed(numbers, 3)}; if one is a parameter, {also}"
+        named = [name for name in numbers if _is_named(name, roots)]
+        if named:
+            also = spelled(f"--also-trainable {named[0]}", f'also_trainable=["{named[0]}"]')
+            yield f"not trained, since they are single numbers: {listed(named, 3)}; if one is a parameter, {also}"
+
+
+def _is_named(name: str, roots: Set[str]) -> bool:
+    """Whether a single number is named as parameters are, and not as what an exporter made: `m.logit_scale`."""
+    return _root(name) in roots if "." in name else name.isidentifier() and not any(map(str.isdigit, name))
+
+
+def _root(name: str) -> str:
+    return name.split(".", 1)[0]
 
 
 def _mask_note(name: str) -> str:

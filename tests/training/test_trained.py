@@ -70,6 +70,26 @@ def test_what_is_not_trained_is_told(kinds, told):
     assert [note for note in notes if "not trained" in note] == [told]
 
 
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [
+        ("m.logit_scale", True),
+        ("logit_scale", True),
+        ("constants.half", False),
+        ("val_12", False),
+        ("/Mul_output", False),
+    ],
+)
+def test_what_is_named_as_parameters_are(name, is_told):
+    made = model({})
+    for node in made.graph.node:
+        node.input[:] = [{"scale": name, "half": "c.half", "w": "m.w"}.get(each, each) for each in node.input]
+    for tensor in made.graph.initializer:
+        tensor.name = {"scale": name, "half": "c.half", "w": "m.w"}.get(tensor.name, tensor.name)
+    _, notes = make_step(irpar.load(made), Settings(loss="mse"), {})
+    assert [f"single numbers: {name};" in note for note in notes if "not trained" in note] == [True] * is_told
+
+
 def test_a_single_number_is_updated():
     """By the gradient of a mean of squares, worked out by hand."""
     step = train_step(model(SAID), loss="mse", optimizer="sgd")
