@@ -72,13 +72,22 @@ def carrying(node: Node) -> Hashable:
 def is_addend(value: Value | None) -> bool:
     """Whether a value may always be parts beside others: devices have all of it, and one of them lets it count.
 
+    A constant, what repeats a number, and what is looked up in a table for nothing else, as biases of experts are.
+
     p : partial(sum: tp), b a constant     Add(p, b) is partial too, with b on the first device and zeros on the others
     """
-    if value is None or value.is_constant:
-        return value is not None
-    node = value.node
-    is_filled = node is not None and not node.domain and node.op_type in _FILLED
-    return is_filled and node is not None and all(value.is_constant for value in node.inputs)
+    for _ in range(_MOST_BACK):
+        if value is None or value.is_constant:
+            return value is not None
+        node = value.node
+        if node is None or node.domain:
+            return False
+        if node.op_type in _FILLED and all(read.is_constant for read in node.inputs):
+            return True
+        if not traits(node).moves_elements or not node.operands or value.use_count != 1:
+            return False
+        value = node.operands[0]
+    return False
 
 
 def scaled_operand(node: Node) -> int | None:

@@ -362,8 +362,14 @@ class _Completion:
         """What is better sharded otherwise where some values are sharded so; they stay as they are."""
         now = {value: value.sharding for value in start}
         _shard_so(start)
-        found = improve(self.flow, self.pinned, self.network, self.rounds.kept).shardings
+        found, *further = (each.shardings for each in improve(self.flow, self.pinned, self.network, self.rounds.kept))
         _shard_so(now)
+        for other in further:
+            if other != found:
+                before = {value: value.sharding for value in (*start, *found, *other, *self._free_constants())}
+                costs = [self._refined_cost_with({**before, **start, **each}) for each in (found, other)]
+                _shard_so(before)
+                found = min((costs[0], 0, found), (costs[1], 1, other))[2]
         return found
 
     def _cost_with(self, shardings: Mapping[Value, Sharding | None]) -> Cost:

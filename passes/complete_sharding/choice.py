@@ -62,7 +62,7 @@ def improve(
     pinned: Iterable[Value],
     network: Network = BYTES,
     kept: Mapping[Value, Sequence[Axes]] | None = None,
-) -> Choice:
+) -> tuple[Choice, ...]:
     """Look for a cheaper way for values that are not pinned.
 
     Args:
@@ -70,8 +70,14 @@ def improve(
         pinned: values that stay as they are.
         network: what communication costs, and computation, if it knows devices.
         kept: values that keep these axes of their dims, and may only get others beside them.
+
+    Returns:
+        The best of the alternatives; then, if there are such, the best where results stay in parts also of sums that
+        only alternatives cut.
     """
-    return Chooser(flow, set(pinned), network, kept or {}).run()
+    chooser = Chooser(flow, set(pinned), network, kept or {})
+    first, further = chooser.run(), chooser.run_further()
+    return (first,) if further is None else (first, further)
 
 
 class Chooser:
@@ -120,13 +126,28 @@ class Chooser:
         self._find_parts()
         self._begin()
         self._follow()
+        return self._best()
+
+    def run_further(self) -> Choice | None:
+        """Once more, with results in parts of sums that are cut by an alternative only; None if there are no such."""
+        if not self._find_more_parts():
+            return None
+        for value, states in list(self.states.items()):
+            self.waiting.extend((view, at, value, state) for state in states[1:] for view, at in self._standing(value))
+        self._follow()
+        return self._best()
+
+    def _best(self) -> Choice:
+        """The best of the alternatives that there are, which stay as they are."""
+        found = self.states
+        self.states = {value: list(states) for value, states in found.items()}
         for node in self.flow.nodes:
             self._bound(node)
         self._bound_all()
         variables = [value for value, states in self.states.items() if len(states) > 1]
-        if not variables:
-            return Choice({}, 0, 0, 0)
-        return self._solve(variables)
+        best = self._solve(variables) if variables else Choice({}, 0, 0, 0)
+        self.states = found
+        return best
 
     def _begin(self) -> None:
         """Suggest ways to run nodes, from which alternatives of other values follow."""
@@ -178,11 +199,47 @@ class Chooser:
                 if lie is not None
                 for factor in view.project(tensor, lie.axes)
             }
-            if any(view.rule.kinds[factor] is Kind.REDUCE for factor in wanted) or any(
-                self._could_be_parts(node, operands) for operands in carriers(node, view.rule.reduce)
-            ):
-                self.parts.update(value for value in node.results if self._may_change(value))
-        # Readers first, so that long chains are not gone along from their beginnings.
+            if any(view.rule.kinds[factor] is Kind.REDUCE for factor in wanted):
+                self._add_parts(node)
+            else:
+                self._carry_parts(node, view)
+        self._find_less()
+
+    def _find_more_parts(self) -> bool:
+        """Add the results of sums that are cut where operands have an alternative; whether there are such."""
+        known = len(self.parts)
+        for node, view in self.views.items():
+            if self._may_cut_sum(view):
+                self._add_parts(node)
+            elif len(self.parts) > known:
+                self._carry_parts(node, view)
+        if len(self.parts) == known:
+            return False
+        self.carried_on.clear()
+        self.less.clear()
+        self._find_less()
+        return True
+
+    def _may_cut_sum(self, view: RuleView) -> bool:
+        """Whether an alternative of an operand cuts a dim that the node sums over."""
+        return any(
+            state.axes[dim]
+            for factor, kind in enumerate(view.rule.kinds)
+            if kind is Kind.REDUCE
+            for tensor, dim, _ in view.rule.places[factor]
+            if tensor < view.operand_count and (value := view.values[tensor]) is not None
+            for state in self.states.get(value, ())[1:]
+        )
+
+    def _carry_parts(self, node: Node, view: RuleView) -> None:
+        if any(self._could_be_parts(node, operands) for operands in carriers(node, view.rule.reduce)):
+            self._add_parts(node)
+
+    def _add_parts(self, node: Node) -> None:
+        self.parts.update(value for value in node.results if self._may_change(value))
+
+    def _find_less(self) -> None:
+        """Tell of all parts whether less is made of them: readers first, so that long chains are not gone along."""
         reductions = {view.rule.reduce for node, view in self.views.items() if not self.parts.isdisjoint(node.results)}
         for node in reversed(self.views):
             for value, reduce in itertools.product(node.results, reductions):
@@ -368,8 +425,7 @@ class Chooser:
             return
         for operands in carriers(view.node, state.reduce):
             if tensor in operands and all(
-                index == tensor or is_addend(value := view.values[index]) or self._may_be(value, state)
-                for index in operands
+                index == tensor or view.addends[index] or self._may_be(view.values[index], state) for index in operands
             ):
                 yield Carried(operands, state.partial, state.reduce)
 

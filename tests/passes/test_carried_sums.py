@@ -101,6 +101,8 @@ TAILS = {
     "t = Transpose <perm = [0, 2, 1]> (k) m = Mul (q, t) y = ReduceSum <keepdims = 0> (m, one)",
     "shares": "p = Sigmoid (gates) q = ReduceSum <keepdims = 1> (p, last) k = Div (p, q) "
     'y = Einsum <equation = "bij,bjd->bd"> (k, o)',
+    "bias that is looked up": "i = ArgMax <axis = 2, keepdims = 0> (x) e = Gather (table, i) p = Add (o, e) "
+    "y = ReduceSum <keepdims = 0> (p, one)",
     "scattered": 'y = ScatterElements <axis = 1, reduction = "add"> (data, places, o)',
     "bias, scattered": 'p = Add (o, b) y = ScatterND <reduction = "add"> (rows, at, p)',
     "narrower weights": "p = MatMul (o, v) y = Add (p, c)",
@@ -121,6 +123,7 @@ def model(tail: str) -> onnx.ModelProto:
         "c": (4,),
         "data": (16, 4, 32),
         "rows": (4, 8, 32),
+        "table": (32, 32),
     }
     arrays = {name: random.standard_normal(shape).astype(np.float32) for name, shape in floats.items()}
     arrays["half"] = np.asarray(0.5, np.float32)
@@ -166,6 +169,32 @@ def test_what_is_scattered_to_counts_once_beside_parts_over_several_axes() -> No
     kinds = {axis for each in partition.plan.collectives for axis in each["axes"]}
     assert kinds == {"dp", "tp"}
     assert partition.verify().result == "equal"
+
+
+@pytest.mark.parametrize("annotated", [["tp", None, None], [None, None, "tp"]], ids=["experts", "inner"])
+def test_experts_that_are_looked_up_for_each_token_are_reduced_behind_their_gates(annotated: list[str | None]) -> None:
+    """Beside their biases, and also where the weights are annotated otherwise than they are then sharded."""
+    proto = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[16, 32] x) => (float[16, 32] y) {
+          s = MatMul(x, r)  k, i = TopK(s, two)  g = Softmax(k)
+          e = Gather(w1, i)  b = Gather(b1, i)  t = Unsqueeze(x, one)  t3 = Unsqueeze(t, one)
+          m = MatMul(t3, e)  n = Squeeze(m, two)  h = Add(n, b)  f = Relu(h)  f3 = Unsqueeze(f, two)
+          d = Gather(w2, i)  c = Gather(b2, i)  o = MatMul(f3, d)  q = Squeeze(o, two)  a = Add(q, c)
+          u = Unsqueeze(g, two)  v = Mul(a, u)  z = ReduceSum<keepdims = 0>(v, one)  y = Add(x, z) }"""
+    )
+    random = np.random.default_rng(3)
+    shapes = {"r": (32, 4), "w1": (4, 32, 96), "b1": (4, 96), "w2": (4, 96, 32), "b2": (4, 32)}
+    arrays = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    arrays |= {"one": np.asarray([1]), "two": np.asarray([2])}
+    proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    module = irpar.load(proto)
+    irpar.annotate(module, {"w1": annotated})
+    partition = irpar.partition(module, "tp=4")
+    ((kind, sent),) = ((each["kind"], each["bytes"]) for each in partition.plan.collectives)
+    assert (kind, sent) == ("reduce_scatter", 16 * 32 * 4)
+    x = random.standard_normal((16, 32)).astype(np.float32)
+    (expected,) = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(partition.run({"x": x})["y"], expected, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -26,6 +26,7 @@ class RuleView:
         values: what the rule is about, where these are not all operands and results.
 
     Attributes:
+        addends: which operands may always be parts beside others (see `is_addend`), as the node is first seen.
         program: the local program that works along factors of the rule, if the operator has one.
         ways: itself and the other rules by which the node may run, among which its placement is chosen.
         memo: what others found out of the node and holds for all of its kind, by what they call it; see `is_by_kind`.
@@ -39,6 +40,7 @@ class RuleView:
         self.values: tuple[Value | None, ...] = tuple(values or (*node.operands, *node.results))
         self.tensors = (*rule.operands, *rule.results)
         self.operand_count = len(rule.operands)
+        self.addends = tuple(map(is_addend, self.values[: self.operand_count]))
         self.program = program_of(node, rule) if values is None else None
         self.program_factors = program_factors(node, rule, self.program)
         shapes = tuple(None if value is None else value.shape for value in self.values)
@@ -56,7 +58,18 @@ class RuleView:
 
     def shared(self) -> Mapping[str, Any]:
         """What is the same for all nodes of the kind: they have one rule, the same types and no other way to run."""
-        names = ("mesh", "rule", "tensors", "operand_count", "program", "program_factors", "_memory", "moves", "memo")
+        names = (
+            "mesh",
+            "rule",
+            "tensors",
+            "operand_count",
+            "addends",
+            "program",
+            "program_factors",
+            "_memory",
+            "moves",
+            "memo",
+        )
         known = ("reads_constants", "none_free", "operand_sizes", "result_sizes", "sums_products", "has_programs")
         return {name: getattr(self, name) for name in (*names, *known)}
 
@@ -436,7 +449,7 @@ class RuleView:
         for reduce in dict.fromkeys(sharding.reduce for sharding in operands if sharding and sharding.partial):
             for places in carriers(self.node, reduce, in_runs=in_runs):
                 may_join = in_runs and len(places) > 1
-                of_parts = [n for n in places if not (may_join and is_addend(self.values[n]))]
+                of_parts = [n for n in places if not (may_join and self.addends[n])]
                 pending = [lie.partial if (lie := operands[n]) and lie.reduce == reduce else () for n in of_parts]
                 axes = tuple(axis for axis in pending[0] if all(axis in other for other in pending)) if pending else ()
                 if axes:
