@@ -449,12 +449,16 @@ class RuleView:
         for reduce in dict.fromkeys(sharding.reduce for sharding in operands if sharding and sharding.partial):
             for places in carriers(self.node, reduce, in_runs=in_runs):
                 may_join = in_runs and len(places) > 1
-                of_parts = [n for n in places if not (may_join and self.addends[n])]
+                of_parts = [n for n in places if not (may_join and self.addends[n]) or _is_partial(operands[n])]
                 pending = [lie.partial if (lie := operands[n]) and lie.reduce == reduce else () for n in of_parts]
                 axes = tuple(axis for axis in pending[0] if all(axis in other for other in pending)) if pending else ()
                 if axes:
                     found.insert(0, Carried(places, axes, reduce))
         return found
+
+
+def _is_partial(lies: Sharding | None) -> bool:
+    return lies is not None and bool(lies.partial)
 
 
 def _up_to_two_of_each(items: Sequence[Sequence[FactorAxes]]) -> Iterator[int]:
