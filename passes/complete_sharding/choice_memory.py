@@ -69,7 +69,7 @@ def alike_nodes(view: RuleView, is_free: Sequence[bool], times: Sequence[int] | 
         None if value is None else (value.shape, value.dtype.bits, value.is_constant) for value in view.values
     )
     ways = tuple(way.rule for way in view.ways)
-    runs = None if times is None else tuple(times), view.flops, carriers(node, "sum")
+    runs = None if times is None else tuple(times), view.flops, carriers(node, "sum"), view.addends
     return _alike(
         view.mesh, network, (node.identity, view.rule, ways, values, tuple(is_free), runs, node.strategy, program)
     )

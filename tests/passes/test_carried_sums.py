@@ -7,6 +7,8 @@ import pytest
 from onnx import numpy_helper
 
 import irpar
+from irpar.analysis.completion import node_placement
+from irpar.passes.complete_sharding import choice_memory
 
 from .golden import check, run
 
@@ -217,6 +219,25 @@ def test_gates_and_other_factors_of_their_shape(order: int) -> None:
     irpar.annotate(module, {"w1": [None, "tp"]})
     for found, wanted in zip(irpar.partition(module, "tp=4").run(inputs).values(), expected, strict=True):
         np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("first", ["looked up", "computed"])
+def test_what_is_known_of_biases_that_are_looked_up_holds_for_no_others(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are of the same shapes; what is computed on each device would count as often as there are devices."""
+    monkeypatch.setattr(node_placement, "_KNOWN", {})
+    choice_memory._alike.cache_clear()
+    tails = {
+        "looked up": TAILS["bias that is looked up"],
+        "computed": "e = Relu (x) p = Add (o, e) y = ReduceSum <keepdims = 0> (p, one)",
+    }
+    sent = {}
+    for name in (first, *(other for other in tails if other != first)):
+        module = irpar.load(model(tails[name]))
+        irpar.annotate(module, {"w": [None, "tp"]})
+        sent[name] = irpar.partition(module, "tp=4").plan.totals["sent_bytes"]
+    assert sent == {"looked up": 1536, "computed": 6144}
 
 
 def test_parts_through_many_diamonds_are_planned_in_no_time() -> None:
