@@ -7,10 +7,11 @@ import pytest
 from onnx import numpy_helper
 
 import irpar
-from irpar.analysis.completion import node_placement
-from irpar.passes.complete_sharding import choice_memory
+from irpar.analysis.completion.node_placement import rule_view
+from irpar.analysis.cost.network import BYTES
+from irpar.passes.complete_sharding.choice_memory import alike_nodes
 
-from .golden import check, run
+from .golden import check, read, run
 
 HEAD = """
 mesh @m = ["tp"=4]
@@ -221,23 +222,23 @@ def test_gates_and_other_factors_of_their_shape(order: int) -> None:
         np.testing.assert_allclose(found, wanted, 1e-4, 1e-4)
 
 
-@pytest.mark.parametrize("first", ["looked up", "computed"])
-def test_what_is_known_of_biases_that_are_looked_up_holds_for_no_others(
-    first: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_known_of_biases_that_are_looked_up_holds_for_no_others() -> None:
     """Both are of the same shapes; what is computed on each device would count as often as there are devices."""
-    monkeypatch.setattr(node_placement, "_KNOWN", {})
-    choice_memory._alike.cache_clear()
-    tails = {
-        "looked up": TAILS["bias that is looked up"],
-        "computed": "e = Relu (x) p = Add (o, e) y = ReduceSum <keepdims = 0> (p, one)",
-    }
-    sent = {}
-    for name in (first, *(other for other in tails if other != first)):
-        module = irpar.load(model(tails[name]))
-        irpar.annotate(module, {"w": [None, "tp"]})
-        sent[name] = irpar.partition(module, "tp=4").plan.totals["sent_bytes"]
-    assert sent == {"looked up": 1536, "computed": 6144}
+    known = []
+    for bias in ("Gather(%t, %i) : f32[8, 4]", "Relu(%p) : f32[8, 4]"):
+        graph = read(
+            f"""
+            mesh @m = ["tp"=4]
+            graph @g(%o: f32[8, 4], %p: f32[8, 4], %i: i64[8]) -> (%y) opset 21 {{
+              %t = constant : f32[6, 4] data("w.bin", 0, 96)
+              %e = {bias}
+              %y = Add(%o, %e) : f32[8, 4]
+            }}
+            """
+        )
+        view = rule_view(graph.graph.outputs[0].node, graph.mesh)
+        known.append(alike_nodes(view, view.none_free, None, BYTES))
+    assert known[0] is not known[1]
 
 
 def test_parts_through_many_diamonds_are_planned_in_no_time() -> None:
