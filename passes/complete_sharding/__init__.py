@@ -362,15 +362,20 @@ class _Completion:
         """What is better sharded otherwise where some values are sharded so; they stay as they are."""
         now = {value: value.sharding for value in start}
         _shard_so(start)
-        found, *further = (each.shardings for each in improve(self.flow, self.pinned, self.network, self.rounds.kept))
+        best, *others = (each.shardings for each in improve(self.flow, self.pinned, self.network, self.rounds.kept))
         _shard_so(now)
-        for other in further:
-            if other != found:
-                before = {value: value.sharding for value in (*start, *found, *other, *self._free_constants())}
-                costs = [self._refined_cost_with({**before, **start, **each}) for each in (found, other)]
-                _shard_so(before)
-                found = min((costs[0], 0, found), (costs[1], 1, other))[2]
-        return found
+        for other in others:
+            if other != best and self._refines_better(start, other, best):
+                best = other
+        return best
+
+    def _refines_better(self, start: Mapping[Value, Sharding], *two: Mapping[Value, Sharding]) -> bool:
+        """Whether the first of two improvements of a start sends less in the end; values stay as they are."""
+        now = {value: value.sharding for each in (start, *two) for value in each}
+        now |= {value: value.sharding for value in self._free_constants()}
+        new, old = (self._refined_cost_with({**now, **start, **each}) for each in two)
+        _shard_so(now)
+        return new < old
 
     def _cost_with(self, shardings: Mapping[Value, Sharding | None]) -> Cost:
         """What the moves would cost that insert-redistribution makes, with some values sharded so."""

@@ -109,7 +109,7 @@ def give_operands(module: Module) -> list[int]:
 def _weights(fused: FusedWeight) -> list[tuple[Value, int]]:
     """The constants that have the columns, and their dims of them."""
     found = {fused.weight: fused.dim}
-    read = [(each.node.operands[index], dim) for each in fused.start for index, dim in each.columns.items() if index]
+    read: list[tuple[Value | None, int]] = [pair for each in fused.start for pair in each.beside]
     read += [(step.operands[index], dim) for step, columns in _columns(fused) for index, dim in columns.items()]
     for value, dim in read:
         for constant, at in _constants(value, dim):
@@ -123,7 +123,7 @@ def _constants(value: Value | None, dim: int) -> Iterator[tuple[Value, int]]:
     if behind is not None:
         yield behind[:2]
         for each in behind[2]:
-            yield from ((each.node.inputs[index], at) for index, at in each.columns.items() if index)
+            yield from each.beside
 
 
 def _columns(fused: FusedWeight) -> list[tuple[Node, dict[int, int]]]:

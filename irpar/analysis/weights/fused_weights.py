@@ -22,8 +22,11 @@ from .atoms import Atom, Atoms, joined
 MOST_SECTIONS = 16
 """Of one weight."""
 _LAYOUT = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity"})
-_SCALES = frozenset({"QuantizeLinear", "DequantizeLinear"})
-_QUANTISERS = frozenset((domain, op_type) for domain in ("", "com.microsoft") for op_type in _SCALES)
+_QUANTISERS = frozenset(
+    (domain, op_type) for domain in ("", "com.microsoft") for op_type in ("QuantizeLinear", "DequantizeLinear")
+)
+_CARRIERS = _QUANTISERS | {("", "Transpose"), ("", "Gather"), ("", "GatherND")}
+"""What a weight goes through before a product: it is quantized, and rows of experts are looked up by index."""
 _ALONE = frozenset({*UNARY, *TESTS, "Cast"})
 _BESIDE = frozenset({*BINARY, *COMPARISONS, "Where"})
 _T = TypeVar("_T")
@@ -48,7 +51,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class Carrier:
-    """A node that a weight goes through before a product: rows of experts are looked up by index, or it is quantized.
+    """A node that a weight goes through before a product.
 
     Attributes:
         node: gives the weight on, from its first operand.
@@ -59,6 +62,12 @@ class Carrier:
     node: Node
     dim: int
     columns: Columns
+
+    @property
+    def beside(self) -> list[tuple[Value, int]]:
+        """What has the columns too, scales and zero points, and the dim of it that they are."""
+        pairs = ((self.node.operands[index], dim) for index, dim in self.columns.items() if index)
+        return [(value, dim) for value, dim in pairs if value is not None]
 
 
 @dataclass(frozen=True)
@@ -203,12 +212,12 @@ def carrier(node: Node, dim: int) -> Carrier | None:
         node: any node.
         dim: of the first operand.
     """
-    if len(node.results) != 1 or not all(value.is_static for value in (*node.inputs, node.result)):
+    if node.identity not in _CARRIERS or not all(value.is_static for value in (*node.inputs, node.result)):
         return None
     if node.identity in _QUANTISERS:
         columns = _scaled(node, len(node.inputs[0].shape), dim)
         return None if columns is None else Carrier(node, dim, columns)
-    after = None if node.domain else _after(node, dim)
+    after = _after(node, dim)
     return None if after is None else Carrier(node, after, {0: dim})
 
 
@@ -350,7 +359,7 @@ def constant_behind(value: Value | None, dim: int) -> tuple[Value, int, tuple[Ca
         node = value.node
         if node is None or not node.inputs or not _is_free(value) or (nodes and len(value.uses) > 1):
             return None
-        if node.operands[0] in node.operands[1:]:
+        if node.identity not in _CARRIERS or node.operands[0] in node.operands[1:]:
             return None
         nodes.insert(0, node)
         value = node.operands[0]
@@ -368,7 +377,7 @@ def _carriers(nodes: Sequence[Node], dim: int) -> tuple[Carrier, ...] | None:
     found: list[Carrier] = []
     for node in nodes:
         made = carrier(node, found[-1].dim if found else dim)
-        if made is None or not all(node.inputs[index].is_constant for index in made.columns if index):
+        if made is None or not all(value.is_constant for value, _ in made.beside):
             return None
         found.append(made)
     return tuple(found)
