@@ -7,6 +7,9 @@ import numpy as np
 from .lifetimes import Ints, Rectangles
 
 _NEVER = np.iinfo(np.int64).max
+_UNPLACED = np.int64(-1)
+_SHORT = 0.95
+"""The share of all that is held for no longer than usual."""
 
 
 def greedy_offsets(rectangles: Rectangles) -> Iterator[Ints]:
@@ -27,22 +30,45 @@ def lowest_in_order(rectangles: Rectangles, order: Ints) -> Ints:
     By falling size this is how arenas of ML runtimes are planned ("greedy by size"; Pisarchyk and Lee, Efficient
     Memory Management for Deep Neural Net Inference, 2020).
     """
-    count = len(rectangles)
-    begins = np.zeros(count, np.int64)
-    placed = np.zeros((4, count), np.int64)  # First and last step, begin and end, sorted by begin.
-    for number, one in enumerate(order):
-        first, last, size = rectangles.first[one], rectangles.last[one], rectangles.size[one]
-        known = placed[:, :number]
-        _, _, lower, upper = known[:, (known[0] <= last) & (known[1] >= first)]
-        upper = np.maximum.accumulate(upper)
-        floors = np.concatenate(([0], upper))
-        fits = np.concatenate((lower - floors[:-1] >= size, [True]))
-        begin = floors[fits.argmax()]
-        place = np.searchsorted(known[2], begin)
-        placed[:, place + 1 : number + 1] = placed[:, place:number]
-        placed[:, place] = first, last, begin, begin + size
-        begins[one] = begin
+    beside = _Beside(rectangles)
+    begins = np.full(len(rectangles), _UNPLACED)
+    for one in order:
+        near = beside.of(one)
+        lower = begins[near]
+        is_placed = lower != _UNPLACED
+        near, lower = near[is_placed], lower[is_placed]
+        by_begin = lower.argsort()
+        near, lower = near[by_begin], lower[by_begin]
+        floors = np.concatenate(([0], np.maximum.accumulate(lower + rectangles.size[near])))
+        fits = np.concatenate((lower - floors[:-1] >= rectangles.size[one], [True]))
+        begins[one] = floors[fits.argmax()]
     return begins
+
+
+class _Beside:
+    """Finds what is held at the same time as something: among those that begin shortly before it ends.
+
+    Few are held for long, and these are all looked at.
+    """
+
+    def __init__(self, rectangles: Rectangles) -> None:
+        steps = rectangles.last - rectangles.first
+        usual = np.quantile(steps, _SHORT, method="higher") if len(rectangles) else 0
+        short = np.flatnonzero(steps <= usual)
+        self._rectangles = rectangles
+        self._short = short[rectangles.first[short].argsort(kind="stable")]
+        self._first, self._last = rectangles.first[self._short], rectangles.last[self._short]
+        self._long = np.flatnonzero(steps > usual)
+        self._from = np.searchsorted(self._first, rectangles.first - usual)
+        self._to = np.searchsorted(self._first, rectangles.last, "right")
+
+    def of(self, one: int) -> Ints:
+        """What is held at some step at which one is, itself among it."""
+        first, last = self._rectangles.first, self._rectangles.last
+        around = slice(self._from[one], self._to[one])
+        short = self._short[around][self._last[around] >= first[one]]
+        long = self._long[(first[self._long] <= last[one]) & (last[self._long] >= first[one])]
+        return np.concatenate((short, long))
 
 
 def lowest_first(rectangles: Rectangles, rank: Ints) -> Ints:

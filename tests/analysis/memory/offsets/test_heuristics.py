@@ -10,7 +10,7 @@ from irpar.analysis.memory.arena import lifetimes as lifetimes_of
 from irpar.analysis.memory.offsets import heuristics
 from irpar.analysis.memory.offsets.beam import beam_search
 from irpar.analysis.memory.offsets.best_fit import best_fit
-from irpar.analysis.memory.offsets.greedy import greedy_offsets
+from irpar.analysis.memory.offsets.greedy import greedy_offsets, lowest_in_order
 from irpar.analysis.memory.offsets.heuristics import place
 from irpar.analysis.memory.offsets.lifetimes import Lifetime, Rectangles, most_held, offsets_of
 from tests.budget import every
@@ -41,6 +41,26 @@ def test_each_heuristic_alone(drawn, alignment):
         ends.append(rectangles.top(begins))
     assert ends == sorted(set(ends), reverse=True)
     assert bool(ends) or not held
+
+
+@given(LIFETIMES, ALIGNMENTS)
+def test_each_lies_as_low_as_those_before_it_allow(drawn, alignment):
+    held = [one for one in lifetimes(drawn) if one.nbytes]
+    rectangles = Rectangles.of(held, alignment)
+    first, last, size = rectangles.first, rectangles.last, rectangles.size
+    order = size.argsort(kind="stable")[::-1]
+    placed: list[tuple[int, int]] = []  # which, and where it begins
+    for one in order:
+        near = [
+            (begin, begin + size[other])
+            for other, begin in placed
+            if first[other] <= last[one] and last[other] >= first[one]
+        ]
+        free = (
+            at for at in sorted([0, *(end for _, end in near)]) if all(at + size[one] <= a or at >= b for a, b in near)
+        )
+        placed.append((one, next(free)))
+    assert lowest_in_order(rectangles, order).tolist() == [begin for _, begin in sorted(placed)]
 
 
 def test_a_beam_finds_what_greedy_orders_do_not(monkeypatch):
