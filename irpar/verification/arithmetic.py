@@ -24,7 +24,7 @@ _NARROW = frozenset({DType.F16, DType.BF16, DType.F32})
 """Floats that stand for real numbers. Those of 8 bits and less are codes: rounding to them is what a model asks for."""
 REALS = _NARROW | {DType.F64}
 """Floats that are no codes."""
-_DTYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype", "stash_type", "softmax_precision")
+DTYPE_ATTRIBUTES = ("to", "dtype", "output_datatype", "output_dtype", "stash_type", "softmax_precision")
 """Attributes that name the dtype to give, or to compute in."""
 _DEFAULT_FLOAT = {"stash_type": 1, "output_datatype": 1}
 """Such attributes that name float32 where they are left out."""
@@ -312,7 +312,7 @@ def _widened_attributes(kernel: Kernel, attributes: Mapping[str, Any]) -> dict[s
     made |= attributes
     narrow = {dtype.value for dtype in _NARROW}
     for name, value in made.items():
-        if name in _DTYPE_ATTRIBUTES and value in narrow:
+        if name in DTYPE_ATTRIBUTES and value in narrow:
             made[name] = DType.F64.value
         elif isinstance(value, np.ndarray):
             made[name] = widen(value)

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+from onnx.external_data_helper import (
+    load_external_data_for_model,
+    load_external_data_for_tensor,
+    uses_external_data,
+)
 
 from irpar.files.native_paths import NativeFolders, is_text
-from irpar.ir import ExternalTensor, Module, dtype_of_numpy
+from irpar.ir import DType, ExternalTensor, Module, dtype_of_numpy, tensor_type
 from irpar.output.plan_record import Plan
 from irpar.output.plan_source import sha256_of
 from irpar.process import import_native
 from irpar.sharding import IrparError, spelled
 
 from .comparison import Array, Arrays
+from .widened import is_narrow, widen_model
 
 if TYPE_CHECKING:
     from .arithmetic import Nodes
@@ -31,6 +36,11 @@ _NO_KERNEL = "ONNX Runtime has no CPU kernel for this dtype: verify a float32 ve
 _NO_OPERATOR = "ONNX Runtime lacks this operator: compare the results of irpar run with numbers of your own"
 _CHECK_MODEL = "check the inputs, and that the model runs in ONNX Runtime by itself"
 
+
+_WIDENED = "ONNX Runtime, which has no CPU kernels of bfloat16, ran the original in float32"
+
+_MOST_IN_MEMORY = 2**31 - 2**22
+"""Bytes of a model that is no file, a little less than protobuf takes."""
 
 _MOST_SIZES = 1024
 """Elements of a constant that may be a shape, or axes, or the like."""
@@ -64,6 +74,7 @@ class Original:
         self.name = name
         self.notes = notes
         self._folders = NativeFolders()
+        self._is_wide = False
         weights = [value for value in module.graph.constants if value.source_name in state]
         self._given = {value.source_name for value in weights}
         for value in weights:
@@ -131,6 +142,18 @@ class Original:
         Raises:
             VerificationError: ONNX Runtime refuses the model or the inputs.
         """
+        try:
+            if not self._is_wide:
+                return self._run(inputs, fetch, optimized, threads)
+        except VerificationError as error:
+            if error.do != _NO_KERNEL or not is_narrow(self.proto().graph):
+                raise
+            self._is_wide = True
+            self.notes = (*self.notes, _WIDENED)
+        found = self._run({name: _wide(given) for name, given in inputs.items()}, fetch, optimized, threads)
+        return {name: self._rounded(name, array) for name, array in found.items()}
+
+    def _run(self, inputs: Arrays, fetch: Sequence[str] | None, optimized: bool, threads: int) -> dict[str, Array]:
         onnxruntime = import_native("onnxruntime")
 
         from irpar.runtime.engines.ort_scatter import meets_itself
@@ -141,10 +164,9 @@ class Original:
         options.intra_op_num_threads = 1 if meets else threads
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if fetch is not None:
-            model: str | bytes = self._with_outputs(fetch, options)
-        elif self._given or self._is_short_of_sizes or (isinstance(self.model, str) and not is_text(self.model)):
-            model = self._with_outputs((), options)
+        is_text_path = not isinstance(self.model, str) or is_text(self.model)
+        if fetch is not None or self._given or self._is_wide or self._is_short_of_sizes or not is_text_path:
+            model: str | bytes = self._with_outputs(fetch or (), options)
         else:
             model = self.model
         try:
@@ -157,6 +179,19 @@ class Original:
                 where=self.name,
                 do=_remedy(str(error)),
             ) from error
+
+    def _rounded(self, name: str, array: Any) -> Any:
+        """A result of the model in float32 as the model gives it."""
+        return array.astype(DType.BF16.numpy) if name in self._narrow and isinstance(array, np.ndarray) else array
+
+    @cached_property
+    def _narrow(self) -> set[str]:
+        """The values that are of bfloat16."""
+        graph = self.nodes.graph
+        named = {value.source_name: value for value in graph.values()}
+        named |= dict(zip(graph.output_names, graph.outputs, strict=True))
+        types = {name: tensor_type(value.type) for name, value in named.items()}
+        return {name for name, type_ in types.items() if type_ is not None and type_.dtype is DType.BF16}
 
     @cached_property
     def _is_short_of_sizes(self) -> bool:
@@ -193,15 +228,36 @@ class Original:
     def _with_outputs(self, fetch: Sequence[str], options: Any) -> bytes:
         proto = self.proto()
         self.find_weights(options)
+        if self._is_wide:
+            self._widen(proto)
         present = {output.name for output in proto.graph.output}
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in fetch if name not in present)
         return bytes(proto.SerializeToString())
+
+    def _widen(self, proto: onnx.ModelProto) -> None:
+        """Let a model of bfloat16 be one of float32, its weights in memory.
+
+        Raises:
+            VerificationError: it is larger than ONNX Runtime takes from memory.
+        """
+        if sum(4 * prod(tensor.dims) for tensor in proto.graph.initializer) > _MOST_IN_MEMORY:
+            what = "it has no kernels of bfloat16, and in float32 the weights are more than 2 GB"
+            raise VerificationError(f"ONNX Runtime does not run the original: {what}", where=self.name, do=_NO_KERNEL)
+        if isinstance(self.model, str):
+            load_external_data_for_model(proto, str(Path(self.model).resolve().parent))
+        widen_model(proto)
 
     def find_weights(self, options: Any) -> None:
         """Let a session of what was made of `proto` find the weights that lie in files."""
         if isinstance(self.model, str):
             folder = self._folders.name(Path(self.model).resolve().parent)
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+
+
+def _wide(given: Any) -> Any:
+    """An input of bfloat16 as float32."""
+    is_narrow = isinstance(given, np.ndarray) and dtype_of_numpy(given.dtype) is DType.BF16
+    return given.astype(np.float32) if is_narrow else given
 
 
 def _may_be_sizes(data_type: int, count: int) -> bool:

@@ -11,7 +11,6 @@ from onnx import TensorProto, helper, numpy_helper
 from irpar import api
 from irpar.ir import DType
 from irpar.runtime.engines.ort_values import from_ort, to_ort
-from irpar.sharding import IrparError
 
 BF16 = ml_dtypes.bfloat16
 KNOWN_TO_ORT = {
@@ -65,9 +64,7 @@ def test_bf16_matmul_against_float32_on_rounded_inputs(tmp_path: Path) -> None:
     error = np.abs(got.astype(np.float32) - expected)
     scale = np.abs(hidden) @ np.abs(v.astype(np.float32))
     assert (error <= scale * 2.0**-8).all()
-    with pytest.raises(IrparError, match="NOT_IMPLEMENTED") as caught:
-        made.verify(engine="numpy")
-    assert "verify a float32 version" in caught.value.do
+    assert made.verify(engine="numpy").result == "equal"
 
 
 @pytest.mark.parametrize("engine", ["ort", "numpy"])
