@@ -170,7 +170,9 @@ class Original:
         else:
             model = self.model
         try:
-            session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            session = onnxruntime.InferenceSession(
+                model, options, providers=["CPUExecutionProvider"], disabled_optimizers=self._wrong_optimizers
+            )
             names = [output.name for output in session.get_outputs()] if fetch is None else list(fetch)
             return dict(zip(names, run_session(session, names, inputs), strict=True))
         except Exception as error:
@@ -179,6 +181,12 @@ class Original:
                 where=self.name,
                 do=_remedy(str(error)),
             ) from error
+
+    @cached_property
+    def _wrong_optimizers(self) -> list[str]:
+        from irpar.runtime.engines.ort_optimizers import wrong_optimizers
+
+        return wrong_optimizers(node for graph in self.module.all_graphs() for node in graph)
 
     def _rounded(self, name: str, array: Any) -> Any:
         """A result of the model in float32 as the model gives it."""

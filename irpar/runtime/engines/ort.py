@@ -32,7 +32,6 @@ from irpar.kernels import has_kernel
 from irpar.onnx_io import external_tensor, sizes_pieces, to_proto
 from irpar.onnx_io.tensors import write_tensor
 from irpar.ops.effects import schema_of
-from irpar.ops.recomputed import is_recomputed
 from irpar.ops.training_batch_norm import trains, write_out
 from irpar.runtime.errors import EngineError, NodeError
 from irpar.runtime.instructions import Program, Segment
@@ -45,6 +44,7 @@ from .arrays import ON_HOST, Arrays
 from .base import Bind, BoundWork, CompiledSegment, Constants, EngineSettings
 from .control_flow import CONTROL_FLOW
 from .ort_bindings import Bindings, Buffers
+from .ort_optimizers import unwanted_optimizers
 from .ort_scatter import goes_in_turn, in_turn, meets_itself
 from .ort_values import PLAIN, exact_options, from_ort, to_ort
 from .ort_versions import ALWAYS_LOADED, newest_opset
@@ -121,7 +121,7 @@ class OrtEngine:
                 model.SerializeToString(),
                 options,
                 providers=["CPUExecutionProvider"],
-                disabled_optimizers=_wrong_optimizers(segment),
+                disabled_optimizers=unwanted_optimizers([inner for node in segment.nodes for inner in _walk(node)]),
             )
         except Exception as error:
             raise _refusal(error, segment) from error
@@ -191,36 +191,6 @@ def segment_model(segment: Segment, opsets: dict[str, int], weights: "_Weights",
     module = Module(graph, opsets=_known_opsets(graph, opsets))
     module.functions = {function.key: function for function in segment.functions()}
     return to_proto(module, graph, constant=weights.proto)
-
-
-_MOVES_DEQUANTISATION = "QDQPropagationTransformer"
-_MERGES_EQUAL = "CommonSubexpressionElimination"
-_FUSES_CHAINS = (
-    *("GeluFusionL1", "GeluFusionL2", "FastGeluFusion", "QuickGeluFusion", "BiasGeluFusion", "BiasSoftmaxFusion"),
-    *("LayerNormFusionL1", "LayerNormFusionL2", "SimplifiedLayerNormFusion", "SkipLayerNormFusion"),
-    *("ConvActivationFusion", "ConvAddActivationFusion", "MatMulActivationFusion", "GemmActivationFusion"),
-)
-
-
-def _wrong_optimizers(segment: Segment) -> list[str]:
-    """What ONNX Runtime must not do to a segment.
-
-    It (1.32) moves a DequantizeLinear behind a Slice, Reshape or Transpose, and quantises in between. Of integers that
-    are not u8 that goes wrong: before opset 21 without a zero point it quantises to u8, so that what is negative
-    becomes 0; from then on with one it makes a node that it refuses itself.
-
-    Equal nodes it merges, so that what is computed again in order not to be held would be held. And what is computed
-    again is no longer read by the backward pass, so that chains of it would become one operator, with another rounding
-    than that of the program without recompute.
-    """
-    walked = [inner for node in segment.nodes for inner in _walk(node)]
-    wrong = [_MERGES_EQUAL, *_FUSES_CHAINS] if any(map(is_recomputed, walked)) else []
-    for node in (inner for inner in walked if inner.op_type == "DequantizeLinear"):
-        has_point = len(node.operands) > 2 and node.operands[2] is not None
-        is_other = node.operands[0] is not None and node.operands[0].dtype is not DType.U8
-        if is_other and has_point == (node.version >= 21):
-            return [*wrong, _MOVES_DEQUANTISATION]
-    return wrong
 
 
 def _replace_copies(copies: dict[Value, Value], instead: Mapping[Value, Value]) -> None:
