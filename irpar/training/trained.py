@@ -61,12 +61,12 @@ def about_parameters(module: Module, parameters: Iterable[Value], statistics: Se
 
 def _untrained(module: Module, known: Set[Value]) -> Iterator[str]:
     """Lines about buffers, and about single numbers where the model does not say what was a parameter."""
-    from irpar.passes.autodiff import kind_in_export
+    from irpar.passes.autodiff import PARAMETER, kind_in_export
     from irpar.passes.autodiff.dependence import is_real
 
     given = [value for value in module.graph.constants if value.source is not None and is_real(value.type)]
     rest = [value for value in given if value not in known and value.name not in module.literals]
-    buffers = [value.source_name for value in rest if kind_in_export(value) is not None]
+    buffers = [value.source_name for value in rest if kind_in_export(value) not in (None, PARAMETER)]
     if buffers:
         yield f"not trained, since the export calls them buffers: {listed(buffers, 3)}"
     if all(kind_in_export(value) is None for value in given):

@@ -16,11 +16,11 @@ from .dependence import is_real
 from .refusals import GradientError
 from .reverse import GRAD, Gradients, Reverse, name_gradient
 
-__all__ = ["GRAD", "Autodiff", "GradientError", "chosen_outputs", "chosen_tensors", "kind_in_export"]
+__all__ = ["GRAD", "PARAMETER", "Autodiff", "GradientError", "chosen_outputs", "chosen_tensors", "kind_in_export"]
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """The metadata in which torch.export's signature says what an initializer was."""
-_PARAMETER = "PARAMETER"
+PARAMETER = "PARAMETER"
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def kind_in_export(value: Value) -> str | None:
 def _is_weight(value: Value) -> bool:
     """Whether an initializer is of floats, has dims, and is more than a setting of the operators that read it."""
     kind = kind_in_export(value)
-    if not is_real(value.type) or not tensor_type(value.type) or kind not in (None, _PARAMETER):
+    if not is_real(value.type) or not tensor_type(value.type) or kind not in (None, PARAMETER):
         return False
     if kind is None and not value.tensor_type.rank:
         return False

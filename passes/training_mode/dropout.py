@@ -13,7 +13,7 @@ import numpy as np
 
 from irpar.errors import IrparError, nearest_names
 from irpar.globs import matching_names
-from irpar.ir import DType, Module, Node, TensorType, Value, tensor_type
+from irpar.ir import Builder, DType, Module, Node, TensorType, Value, tensor_type
 from irpar.ir.added_input import add_named_input
 from irpar.ops.gradients.writer import GradientWriter
 from irpar.passes.optimizer.names import NEXT
@@ -53,20 +53,30 @@ def add_dropout(module: Module, shares: Mapping[str, float], seed: int = 0) -> i
             _require_no_share(node)
             continue
         share = wanted.pop(node.results[0], _own_share(node))
-        data = node.inputs[0]
         if len(node.results) > 1 and node.results[1].has_uses:
             raise DropoutError(
                 "the mask of a Dropout is read, which training makes otherwise",
                 where=f"node {node.label}",
                 do=f"take the node out of the model, and give {option('dropout', {'NAME': 'SHARE'})}",
             )
-        wanted[data] = 1 - (1 - wanted.get(data, 0.0)) * (1 - share)
-        node.results[0].replace_uses(data)
-        node.erase()
+        wanted[_as_itself(module, node)] = share
     wanted = {value: share for value, share in wanted.items() if share}
     if wanted:
         _drop(module, wanted, seed)
     return len(wanted)
+
+
+def _as_itself(module: Module, node: Node) -> Value:
+    """What a Dropout gives, as a value of its own that is not dropped yet; other readers of what it drops keep that."""
+    builder = Builder(module.graph, module.opsets, before=node, like=node)
+    result = node.results[0]
+    made = builder.op("Identity", [node.inputs[0]], type=result.type)
+    result.replace_uses(made)
+    name, source = result.name, result.source
+    node.erase()
+    made.rename(name)
+    made.source = source
+    return made
 
 
 def _require_no_share(node: Node) -> None:
@@ -123,7 +133,14 @@ def _own_share(node: Node) -> float:
         return 0.5
     if ratio.data is None:
         raise DropoutError("the ratio of a Dropout is computed", where=f"node {node.label}", do="give it as a constant")
-    return float(ratio.data.numpy())
+    share = float(ratio.data.numpy())
+    if not 0 <= share < 1:
+        raise DropoutError(
+            f"a Dropout drops a share of {share:g}",
+            where=f"node {node.label}",
+            do="export the model with a share from 0 to below 1, or without the node",
+        )
+    return share
 
 
 def _drop(module: Module, shares: Mapping[Value, float], begin: int) -> None:

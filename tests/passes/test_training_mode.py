@@ -229,6 +229,28 @@ def test_dropout_nodes_drop_what_they_say() -> None:
     np.testing.assert_array_equal(none, np.ones((64, 48)))
 
 
+SEVERAL = """
+graph @layer(%x: f32[64, 48], %w: f32[48, 48] from "w") -> (%y) opset 21 {
+  %ratio = constant : f32[] 0.5
+  %h = MatMul(%x, %w) : f32[64, 48]
+  %d = Dropout(%h, %ratio) : f32[64, 48]
+  %e = Dropout(%h, %ratio) : f32[64, 48]
+  %y = RESULT : f32[64, 48]
+}
+"""
+
+
+def test_other_readers_of_what_a_dropout_drops_have_all_of_it() -> None:
+    (found,) = outputs(dropped(text=SEVERAL.replace("RESULT", "Sub(%h, %d)"), d=0.5), steps=1)
+    assert set(np.unique(found)) == {-1.0, 1.0}
+
+
+def test_two_dropouts_of_one_value_have_masks_of_their_own() -> None:
+    (found,) = outputs(dropped(text=SEVERAL.replace("RESULT", "Mul(%d, %e)"), d=0.5), steps=1)
+    assert abs((found == 0).mean() - 0.75) < 0.03
+    assert np.isclose(found[found != 0], 4).all()
+
+
 def outputs_without_state(module: Module) -> list[Array]:
     assert not module.graph.states
     return [irpar.partition(module, "d=1").run({"x": np.ones((64, 48), np.float32)}, engine="numpy")["y"]]
@@ -291,6 +313,7 @@ def test_dropout_of_nothing_may_be_in_a_branch() -> None:
         (SYMBOLIC, {"x": 0.5}, "x is f32[n, 4]: its elements cannot be counted"),
         (MASK.replace("(%y)", "(%y, %m)"), {}, "the mask of a Dropout is read, which training makes otherwise"),
         (RATIO, {}, "the ratio of a Dropout is computed"),
+        (DROPOUT.replace("0.25", "1.0"), {}, "a Dropout drops a share of 1"),
         (
             LAYER.replace("%x:", '%x: f32[64, 48] from "seed", %z:'),
             {"h": 0.5},

@@ -70,6 +70,13 @@ def test_what_is_not_trained_is_told(kinds, told):
     assert [note for note in notes if "not trained" in note] == [told]
 
 
+def test_parameters_that_are_frozen_are_no_buffers():
+    _, notes = make_step(irpar.load(model(SAID)), Settings(loss="mse", freeze=("scale",)), {})
+    assert [note for note in notes if "not trained" in note] == [
+        "not trained, since the export calls them buffers: freq"
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "is_told"),
     [
