@@ -3,9 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 from irpar.ir import DType, Node, Value, tensor_type
+from irpar.ops.facts import int_attribute
 from irpar.ops.recomputed import is_recomputed
 
 _MOVES_DEQUANTISATION = "QDQPropagationTransformer"
+_MERGES_PAIRS = "DoubleQDQPairsRemover"
+_COMPUTES_IN_INTEGERS = "QDQSelectorActionTransformer"
 _TRANSPOSES_IN_PRODUCTS = "MatmulTransposeFusion"
 _MERGES_EQUAL = "CommonSubexpressionElimination"
 _FUSES_CHAINS = (
@@ -20,18 +23,26 @@ def wrong_optimizers(nodes: Iterable[Node]) -> list[str]:
 
     ONNX Runtime (1.32) moves a DequantizeLinear behind a Slice, Reshape or Transpose, and quantises in between. Of
     integers that are not u8 that goes wrong: before opset 21 without a zero point it quantises to u8, so that what is
-    negative becomes 0; from then on with one it makes a node that it refuses itself. And of a transposed matrix times a
-    vector it multiplies the matrix as it is.
+    negative becomes 0; from then on with one it makes a node that it refuses itself. Of two pairs of QuantizeLinear and
+    DequantizeLinear one behind the other it leaves one, whose steps are those of neither. Products of what has a scale
+    for each row it makes products of integers that it refuses itself. And of a transposed matrix times a vector it
+    multiplies the matrix as it is.
     """
     found: dict[str, None] = {}
     for node in nodes:
-        if node.op_type == "DequantizeLinear":
+        if node.op_type == "QuantizeLinear":
+            found[_MERGES_PAIRS] = None
+        elif node.op_type == "DequantizeLinear":
             has_point = len(node.operands) > 2 and node.operands[2] is not None
-            is_other = node.operands[0] is not None and node.operands[0].dtype is not DType.U8
+            data = tensor_type(node.inputs[0].type)
+            is_other = data is None or data.dtype is not DType.U8
             if is_other and has_point == (node.version >= 21):
                 found[_MOVES_DEQUANTISATION] = None
-        elif node.identity == ("", "MatMul") and _may_be_vector(node.operands[1]):
-            found[_TRANSPOSES_IN_PRODUCTS] = None
+        elif node.identity == ("", "MatMul"):
+            if _may_be_vector(node.operands[1]):
+                found[_TRANSPOSES_IN_PRODUCTS] = None
+            if any(_is_scaled_by_rows(value, index) for index, value in enumerate(node.inputs)):
+                found[_COMPUTES_IN_INTEGERS] = None
     return list(found)
 
 
@@ -44,6 +55,18 @@ def unwanted_optimizers(nodes: Sequence[Node]) -> list[str]:
     """
     wrong = wrong_optimizers(nodes)
     return [*wrong, _MERGES_EQUAL, *_FUSES_CHAINS] if any(map(is_recomputed, nodes)) else wrong
+
+
+def _is_scaled_by_rows(value: Value, index: int) -> bool:
+    """Whether an operand of a product is dequantized by several scales that are none of the columns of a weight."""
+    node = value.node
+    if node is None or node.op_type != "DequantizeLinear" or int_attribute(node, "block_size", 0):
+        return False
+    scale, data = (tensor_type(each.type) for each in node.inputs[:2][::-1])
+    if scale is None or data is None or data.shape is None or scale.shape in ((), (1,)):
+        return False
+    axis, rank = int_attribute(node, "axis", 1), len(data.shape)
+    return index == 0 or axis % max(rank, 1) != rank - 1
 
 
 def _may_be_vector(value: Value | None) -> bool:

@@ -30,3 +30,35 @@ def test_a_transposed_matrix_times_a_vector(case: str) -> None:
     for engine in ("ort", "numpy"):
         np.testing.assert_allclose(partition.run(feeds, engine=engine)["y"], wanted, rtol=1e-5, atol=1e-6)
         assert partition.verify(feeds, engine=engine).largest < 1e-5
+
+
+QUANTIZED = """<ir_version: 10, opset_import: ["": 20]>
+g (float[4, 16] x) => (float[4, 16] y) <float first = {0.06}, float second = {0.05}, int8 zero = {0}> {
+  a = QuantizeLinear(x, first, zero)  b = DequantizeLinear(a, first, zero)
+  d = QuantizeLinear(b, second, zero)  y = DequantizeLinear(d, second, zero) }"""
+
+
+def test_pairs_of_quantisers_one_behind_the_other() -> None:
+    """As they are once a Split between them is taken out: ONNX Runtime leaves one pair, of other steps."""
+    partition = irpar.partition(irpar.load(onnx.parser.parse_model(QUANTIZED)), "x=1")
+    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float32)
+    steps = np.float32(0.06), np.float32(0.05)
+    wanted = x
+    for step in steps:
+        wanted = np.clip(np.rint(wanted / step), -128, 127).astype(np.float32) * step
+    for engine in ("ort", "numpy"):
+        np.testing.assert_allclose(partition.run({"x": x}, engine=engine)["y"], wanted, atol=1e-6)
+
+
+def test_a_weight_with_scales_and_zero_points_of_rows() -> None:
+    """ONNX Runtime makes a product of integers of it, which takes those of columns alone, and refuses to run it."""
+    made = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]>
+        g (float[4, 3] x, int8[3, 2] w) => (float[4, 2] y)
+        <float[3] s = {0.1, 0.2, 0.3}, int8[3] z = {1, 2, 3}, float t = {0.05},
+         uint8 u = {128}> {
+          q = QuantizeLinear(x, t, u)  p = DequantizeLinear(q, t, u)  d = DequantizeLinear<axis = 0>(w, s, z)
+          y = MatMul(p, d) }"""
+    )
+    partition = irpar.partition(irpar.load(made), "x=1")
+    assert partition.verify(engine="ort").result == "equal"
