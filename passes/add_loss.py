@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from irpar.errors import IrparError, listed, nearest_names
-from irpar.ir import Dim, DType, Graph, Module, TensorType, Value, tensor_type
+from irpar.ir import Dim, DType, Graph, Ints, Module, Node, TensorType, Value, tensor_type
 from irpar.ir.added_input import add_named_input
 from irpar.ir.state import LOSS
 from irpar.ops.facts import int_attribute
@@ -27,6 +27,13 @@ _OUTPUT = "output:"
 """Before the name of an output that is the loss already."""
 _PROBABILITIES = {CROSS_ENTROPY: ("Softmax", "LogSoftmax"), "bce": ("Sigmoid",)}
 """What an output may come from that is no score any more: the loss takes what went in there."""
+
+
+_KEEP_CLASSES = ("Identity", "Transpose")
+_LAYOUT = (*_KEEP_CLASSES, "Squeeze", "Unsqueeze", "Reshape", "Flatten")
+_ELEMENTWISE = ("Add", "Clip", "Div", "Max", "Min", "Mul", "Sub")
+_FEW = 4
+"""Nodes that are looked at for what makes probabilities."""
 
 
 class LossError(IrparError):
@@ -126,11 +133,13 @@ class AddLoss(Pass):
     def _compared(self, graph: Graph, w: GradientWriter) -> tuple[dict[str, Value], tuple[str, ...]]:
         """The results that compare an output with the target, by name; lines about what it is taken of."""
         output = output_of(graph, self.output)
-        scores = _scores(output, self.kind, self.class_axis)
+        scores, maker = _scores(output, self.kind, self.class_axis, w)
         notes: tuple[str, ...] = ()
-        if scores is not output and output.node is not None:
-            name = output.node.op_type
-            notes = (f"the loss is taken of what goes into the {name} that makes {_name(graph, output)}",)
+        if maker is not None:
+            notes = (f"the loss is taken of what goes into the {maker.op_type} that makes {_name(graph, output)}",)
+        elif (maker := _made_of(output, self.kind)) is not None:
+            what = f"{_name(graph, output)} is taken as scores, and is made by a {maker.op_type}"
+            notes = (f"{what}: if these are probabilities, train an output before it",)
         dims = w.dims(scores)
         dtype = scores.dtype
         wide = w.cast(scores, DType.F32) if dtype in (DType.F16, DType.BF16) else scores
@@ -288,13 +297,52 @@ def _single(value: Value) -> Value:
     return value
 
 
-def _scores(output: Value, kind: str, class_axis: int) -> Value:
-    """The scores behind an output: what went into the operator that made probabilities of them, class by class."""
-    node = output.node
+def _scores(output: Value, kind: str, class_axis: int, w: GradientWriter) -> tuple[Value, Node | None]:
+    """The scores behind an output: what went into the operator that made probabilities of them, class by class, laid
+    out as the output is; and that operator, if there is one."""
+    moved: list[Node] = []
+    value, rank = output, output.tensor_type.rank
+    axis = class_axis % rank if rank else 0
+    while value.node is not None and _only_moves(value.node, kind):
+        moved.append(value.node)
+        axis = _perm(value.node)[axis] if value.node.op_type == "Transpose" and rank else axis
+        value = value.node.inputs[0]
+    node = value.node
     if node is None or node.domain != "" or node.op_type not in _PROBABILITIES.get(kind, ()):
-        return output
-    rank = output.tensor_type.rank
-    axis = int_attribute(node, "axis", -1)
-    if kind == CROSS_ENTROPY and (not rank or axis % rank != class_axis % rank):
-        return output
-    return node.inputs[0]
+        return output, None
+    if kind == CROSS_ENTROPY and (not rank or int_attribute(node, "axis", -1) % rank != axis):
+        return output, None
+    scores = node.inputs[0]
+    for step in reversed(moved):
+        scores = w.op(step.op_type, [scores, *step.operands[1:]], step.attributes, type=step.results[0].type)
+    return scores, node
+
+
+def _only_moves(node: Node, kind: str) -> bool:
+    """Whether scores may go through a node as probabilities do: of classes it must be told where they are."""
+    if node.domain != "" or len(node.results) != 1:
+        return False
+    if node.op_type == "Cast":
+        return _is_float(node.inputs[0]) and _is_float(node.results[0])
+    return node.op_type in (_KEEP_CLASSES if kind == CROSS_ENTROPY else _LAYOUT)
+
+
+def _perm(node: Node) -> tuple[int, ...]:
+    perm = node.attributes.get("perm")
+    return perm if isinstance(perm, Ints) else tuple(reversed(range(node.inputs[0].tensor_type.rank or 0)))
+
+
+def _made_of(output: Value, kind: str) -> Node | None:
+    """The operator that makes probabilities a few elementwise nodes before an output; None where there is none."""
+    value: Value | None = output
+    for _ in range(_FEW):
+        node = None if value is None else value.node
+        if node is None or node.domain != "":
+            return None
+        if node.op_type in _PROBABILITIES.get(kind, ()):
+            return node
+        if not (node.op_type in _ELEMENTWISE or _only_moves(node, "bce")):
+            return None
+        computed = [each for each in node.inputs if not each.is_constant]
+        value = computed[0] if len(computed) == 1 else None
+    return None

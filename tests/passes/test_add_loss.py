@@ -242,6 +242,53 @@ def test_a_softmax_over_another_axis_makes_no_probabilities_of_classes() -> None
     assert found == pytest.approx(cross_entropy(scores, target, axis=0), rel=1e-12)
 
 
+def test_bce_looks_through_what_lays_out_probabilities() -> None:
+    """As `torch.sigmoid(x).squeeze(-1)`; numbers so large that probabilities would be 0 and 1."""
+    scores, target = random().standard_normal((6, 5, 1)) * 50, random().random((5, 6))
+    text = """
+    graph @g(%x: f64[6, 5, 1]) -> (%y) opset 21 {
+      %last = constant : i64[1] [-1]
+      %p = Sigmoid(%x) : f64[6, 5, 1]
+      %s = Squeeze(%p, %last) : f64[6, 5]
+      %y = Transpose(%s) {perm=[1, 0]} : f64[5, 6]
+    }
+    """
+    laid = scores[:, :, 0].T
+    wanted = (np.logaddexp(0, laid) - target * laid).mean()
+    assert loss_of(text, {"x": scores, "target": target}, "bce") == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(("perm", "class_axis"), [([1, 0, 2], 2), ([0, 2, 1], 1)])
+def test_cross_entropy_looks_through_transposes(perm: list[int], class_axis: int) -> None:
+    scores = random().standard_normal((4, 5, 3)) * 50
+    text = f"""
+    graph @g(%x: f64[4, 5, 3]) -> (%y) opset 21 {{
+      %p = Softmax(%x) {{axis=2}} : f64[4, 5, 3]
+      %y = Transpose(%p) {{perm={perm}}} : f64[{", ".join(str(scores.shape[dim]) for dim in perm)}]
+    }}
+    """
+    laid = scores.transpose(perm)
+    target = random().integers(0, 3, np.delete(laid.shape, class_axis))
+    found = loss_of(text, {"x": scores, "target": target}, class_axis=class_axis)
+    assert found == pytest.approx(cross_entropy(laid, target, class_axis), rel=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "op"), [("bce", "Sigmoid"), ("cross_entropy", "Softmax")])
+def test_probabilities_that_are_changed_are_told_of(kind: str, op: str) -> None:
+    module = parse_module(
+        f"""
+        graph @g(%x: f32[4, 3]) -> (%y) opset 21 {{
+          %half = constant : f32[] 0.5
+          %p = {op}(%x) : f32[4, 3]
+          %y = Mul(%p, %half) : f32[4, 3]
+        }}
+        """
+    )
+    assert AddLoss(kind).run(module).notes == (
+        f"y is taken as scores, and is made by a {op}: if these are probabilities, train an output before it",
+    )
+
+
 def test_bce_of_large_scores_is_finite() -> None:
     scores, target = np.array([-1000.0, 1000.0, 1000.0]), np.array([0.0, 1.0, 0.0])
     assert loss_of(identity("3"), {"x": scores, "target": target}, "bce") == pytest.approx(1000 / 3)
