@@ -56,19 +56,37 @@ def about_parameters(module: Module, parameters: Iterable[Value], statistics: Se
     trained = list(parameters)
     yield from map(_mask_note, masks_among(trained))
     yield from ties_among(trained)
+    yield from _computed(trained)
     yield from _untrained(module, {*trained, *statistics})
+
+
+def _computed(trained: Iterable[Value]) -> Iterator[str]:
+    """A line about what is trained, and is computed of parameters: rows of a table, a token for each sample."""
+    from irpar.passes.autodiff import folded_from
+
+    made = {value.source_name: names for value in trained if len(names := folded_from(value)) > 1}
+    if made:
+        of = listed(list(dict.fromkeys(name for names in made.values() for name in names if "." in name)), 3)
+        yield (
+            f"trained as they are, though the export computed them: {listed(list(made), 3)}, of {of}; with "
+            "torch.onnx.export(..., dynamo=True, optimize=False) these are trained"
+        )
 
 
 def _untrained(module: Module, known: Set[Value]) -> Iterator[str]:
     """Lines about buffers, and about single numbers where the model does not say what was a parameter."""
-    from irpar.passes.autodiff import PARAMETER, kind_in_export
+    from irpar.passes.autodiff import PARAMETER, TABLE, kind_in_export
     from irpar.passes.autodiff.dependence import is_real
 
     given = [value for value in module.graph.constants if value.source is not None and is_real(value.type)]
     rest = [value for value in given if value not in known and value.name not in module.literals]
-    buffers = [value.source_name for value in rest if kind_in_export(value) not in (None, PARAMETER)]
+    kinds = {value: kind_in_export(value) for value in rest if tensor_type(value.type)}
+    buffers = [value.source_name for value, kind in kinds.items() if kind not in (None, PARAMETER, TABLE)]
     if buffers:
         yield f"not trained, since the export calls them buffers: {listed(buffers, 3)}"
+    tables = [value.source_name for value, kind in kinds.items() if kind == TABLE and value.tensor_type.rank]
+    if tables:
+        yield f"not trained, since the export computed them of no parameter: {listed(tables, 3)}"
     if all(kind_in_export(value) is None for value in given):
         roots = {_root(value.source_name) for value in known if "." in value.source_name}
         numbers = [value.source_name for value in rest if tensor_type(value.type) and not value.tensor_type.rank]

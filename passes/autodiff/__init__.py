@@ -1,5 +1,6 @@
 """autodiff: gradients of outputs by weights and inputs, in the graph."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,11 +17,24 @@ from .dependence import is_real
 from .refusals import GradientError
 from .reverse import GRAD, Gradients, Reverse, name_gradient
 
-__all__ = ["GRAD", "PARAMETER", "Autodiff", "GradientError", "chosen_outputs", "chosen_tensors", "kind_in_export"]
+__all__ = [
+    "GRAD",
+    "PARAMETER",
+    "TABLE",
+    "Autodiff",
+    "GradientError",
+    "chosen_outputs",
+    "chosen_tensors",
+    "folded_from",
+    "kind_in_export",
+]
 
 _KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
 """The metadata in which torch.export's signature says what an initializer was."""
-PARAMETER = "PARAMETER"
+_FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
+"""The metadata in which its optimizer lists the weights and nodes that it made an initializer of."""
+PARAMETER, TABLE = "PARAMETER", "TABLE"
+_ANGLES = frozenset({"cos", "sin"})
 
 
 @dataclass(frozen=True)
@@ -189,8 +203,22 @@ def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
 
 
 def kind_in_export(value: Value) -> str | None:
-    """What an initializer was in PyTorch, where its exporter says so: PARAMETER, BUFFER, CONSTANT_TENSOR."""
-    return (value.metadata or {}).get(_KIND)
+    """What an initializer was in PyTorch, where its exporter says so: PARAMETER, BUFFER, CONSTANT_TENSOR.
+
+    TABLE where the exporter's optimizer computed it of no weight, or of angles: masks, rotary embeddings, sinusoids.
+    """
+    known = (value.metadata or {}).get(_KIND)
+    folded = folded_from(value)
+    if known is not None or not folded:
+        return known
+    names = {re.sub(r"_\d+$", "", name) for name in folded}
+    return TABLE if names & _ANGLES or not any("." in name for name in folded) else None
+
+
+def folded_from(value: Value) -> tuple[str, ...]:
+    """The names of the weights, which have dots, and nodes that PyTorch's exporter made an initializer of."""
+    text = (value.metadata or {}).get(_FOLDED_FROM, "[]")
+    return tuple(re.findall(r"'([^']+)'", text))
 
 
 def _is_weight(value: Value) -> bool:

@@ -12,6 +12,7 @@ from irpar.training.step import make_step, train_step
 from tests.command_line import call
 
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
+FOLDED = "pkg.onnxscript.optimizer.folded_from"
 WEIGHTS = {
     "w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),
     "scale": np.float32(1.5),
@@ -31,11 +32,13 @@ def model(kinds):
         if name in kinds:
             info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, np.shape(array))
             entry = info.metadata_props.add()
-            entry.key, entry.value = KIND, kinds[name]
+            entry.key, entry.value = (FOLDED if "[" in kinds[name] else KIND), kinds[name]
             made.graph.value_info.append(info)
     return made
 
 
+ANGLES = {"w": "['m.fc.weight']", "freq": "['arange', 'cos_1', 'm.rotary.inv_freq', 'mul']", "half": "['val_3']"}
+MASK = {"w": "['m.wpe.weight', 'arange', 'embedding']", "freq": "['arange', 'ge', 'val_7']"}
 SAID = {"w": "PARAMETER", "scale": "PARAMETER", "freq": "BUFFER"}
 
 
@@ -47,6 +50,9 @@ SAID = {"w": "PARAMETER", "scale": "PARAMETER", "freq": "BUFFER"}
         (SAID, {}, {"w", "scale"}),
         (SAID, {"also_trainable": ("fr*",)}, {"w", "scale", "freq"}),
         (SAID, {"trainable": ("freq",)}, {"freq"}),
+        (ANGLES, {}, {"w"}),
+        (MASK, {}, {"w"}),
+        (MASK, {"also_trainable": ("freq",)}, {"w", "freq"}),
         (SAID, {"also_trainable": ("freq",), "freeze": ("f*", "w")}, {"scale"}),
     ],
 )
@@ -63,11 +69,20 @@ def test_what_is_trained(kinds, options, trained):
             'not trained, since they are single numbers: scale, half; if one is a parameter, also_trainable=["scale"]',
         ),
         (SAID, "not trained, since the export calls them buffers: freq"),
+        (ANGLES, "not trained, since the export computed them of no parameter: freq"),
     ],
 )
 def test_what_is_not_trained_is_told(kinds, told):
     _, notes = make_step(irpar.load(model(kinds)), Settings(loss="mse"), {})
     assert [note for note in notes if "not trained" in note] == [told]
+
+
+def test_what_was_computed_of_parameters_is_told():
+    _, notes = make_step(irpar.load(model(MASK)), Settings(loss="mse"), {})
+    assert (
+        "trained as they are, though the export computed them: w, of m.wpe.weight; with "
+        "torch.onnx.export(..., dynamo=True, optimize=False) these are trained" in notes
+    )
 
 
 def test_parameters_that_are_frozen_are_no_buffers():
