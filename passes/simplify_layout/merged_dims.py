@@ -171,7 +171,7 @@ def _infer(node: Node) -> None:
 
 def with_shape(value: Value, like: Value, builder: Builder) -> Value:
     """A value in the shape of another."""
-    if value.shape == like.shape or not like.has_uses:
+    if value.shape == like.shape or not (like.has_uses or like.sharding):
         return value
     target = builder.constant(Ints(like.shape), "shape")
     return builder.op("Reshape", [value, target], type=like.type, name=like.name)

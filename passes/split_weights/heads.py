@@ -13,7 +13,7 @@ from math import prod
 from irpar.analysis.cost.model import Cost
 from irpar.analysis.weights.atoms import Atom, Atoms, follow, joined
 from irpar.analysis.weights.by_heads import MOST_LEADING, ByHeads
-from irpar.ir import Annotation, Builder, Module, Node, Tensor, TensorType, Value, clone_module
+from irpar.ir import Annotation, ArrayTensor, Builder, Module, Node, Tensor, TensorType, Value, clone_module
 from irpar.ops.elementwise import BINARY, UNARY
 from irpar.sharding import DimSharding, IrparError, Sharding
 
@@ -349,6 +349,19 @@ def _give_heads(module: Module, value: Value, dim: int, size: int) -> None:
     said = module.annotated.get(value.name)
     if said is not None:
         module.annotated[value.name] = _said_of_heads(said, dim)
+    if isinstance(value.data.base, ArrayTensor):
+        _name_apart(module, value)
+
+
+def _name_apart(module: Module, value: Value) -> None:
+    """Let what irpar folded have a name of its own: that of the model is of what nodes made, in its shape."""
+    name = value.name
+    value.source = None
+    value.rename(f"{name}_by_heads")
+    if name in module.annotated:
+        module.annotated[value.name] = module.annotated.pop(name)
+    if name in module.decisions:
+        module.decisions[value.name] = module.decisions.pop(name)
 
 
 def _said_of_heads(said: Annotation, dim: int) -> Annotation:

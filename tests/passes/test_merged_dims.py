@@ -17,7 +17,7 @@ from irpar.runtime.executor import Executor
 from irpar.sharding import Mesh
 from tests.budget import budget
 
-from .golden import check, through_text
+from .golden import check, read, run_pipeline, through_text
 
 
 def test_attention_of_merged_batch_and_heads() -> None:
@@ -331,3 +331,17 @@ def test_random_programs_keep_the_numbers(module: Module) -> None:
         # Large numbers that cancel leave the rounding of the large ones, which what comes after may make larger still.
         largest = max(1.0, float(np.abs(array).max()), 1e6 * float(np.abs(near[name] - array).max()))
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5 * largest)
+
+
+def test_a_result_that_nothing_reads_keeps_the_dims_that_its_annotation_has():
+    module = read(
+        """
+        mesh @m = ["tp"=2]
+        graph @g(%p: f32[2, 4, 12]) -> (%a) opset 21 {
+          %rows = constant : i64[2] [8, 12]
+          %q = Reshape(%p, %rows) : f32[8, 12]
+          %a, %b = Split(%q) {axis=1, num_outputs=2} : f32[8, 6], f32[8, 6@tp]
+        }
+        """
+    )
+    run_pipeline("simplify-layout,complete-sharding,insert-redistribution,localize", module)
