@@ -40,7 +40,7 @@ def _evaluation(model: Module, settings: Settings, plan: Plan) -> Module:
     module = clone_module(model)
     module.metadata.pop(SAID, None)  # The step has no optimizer here.
     module.set_mesh(plan.mesh_of_ranks)
-    with_loss(module, replace(settings, micro_batches=1, short_batches=False))
+    with_loss(module, replace(settings, micro_batches=1, short_batches=False), counted=True)
     use_statistics(module)
     drop_nothing(module)
     graph = module.graph

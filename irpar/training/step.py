@@ -132,8 +132,9 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     return [trained_note(module), *notes]
 
 
-def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[str, ...]]:
-    """Open a model's functions and give it the loss as its only result.
+def with_loss(module: Module, settings: Settings, *, counted: bool = False) -> tuple[list[Value], tuple[str, ...]]:
+    """Open a model's functions and give it the loss as its only result; with which share of the targets counts, where
+    that is asked for or micro-batches need it, and some may not.
 
     Returns:
         What is trained; lines about the loss.
@@ -152,7 +153,7 @@ def with_loss(module: Module, settings: Settings) -> tuple[list[Value], tuple[st
         settings.class_axis,
         settings.ignore_index,
         settings.label_smoothing,
-        counted=settings.micro_batches > 1,
+        counted=counted or settings.micro_batches > 1,
         masked=settings.short_batches,
     )
     notes = loss.run(module).notes

@@ -16,6 +16,7 @@ from irpar.inputs.targets import Limits, check_targets, limits_of
 from irpar.ir import Value, tensor_type
 from irpar.ir.state import LOSS, MODEL_KINDS
 from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, folder_of, remove_older, unwritable
+from irpar.passes.add_loss import COUNTED
 from irpar.passes.optimizer.names import LEARNING_RATE
 from irpar.runtime.errors import InputError
 from irpar.runtime.session import Session
@@ -140,6 +141,8 @@ class Trainer(Session):
     def evaluate(self, batches: Iterable[Batch | Mapping[str, Any]]) -> float:
         """The mean loss of some batches as the model is used, on the state as it is; nothing is updated or copied.
 
+        Where targets are ignored, each batch weighs as much as targets of it count.
+
         Args:
             batches: samples of which each rank reads its own part, or full arrays by name.
 
@@ -149,15 +152,18 @@ class Trainer(Session):
             RunError: a rank failed; all ranks have stopped.
         """
         program = self._executor.evaluation
-        losses = []
+        total = weight = 0.0
         with self._turn:
             self._check_open()
             for batch in batches:
                 given: Mapping[str, Any] = {} if isinstance(batch, Batch) else batch
                 self._check_target(given)
                 samples = batch if isinstance(batch, Batch) else None
-                losses.append(float(program.run(given, session=self._number, batch=samples)[LOSS]))
-        return sum(losses) / len(losses) if losses else math.nan
+                results = program.run(given, session=self._number, batch=samples)
+                counted = float(results.get(COUNTED, 1.0))
+                total += float(results[LOSS]) * counted
+                weight += counted
+        return total / weight if weight else math.nan
 
     # -- what is not finite -----------------------------------------------------------------------------------------
 

@@ -106,3 +106,24 @@ def test_a_pack_has_the_evaluation_program(tmp_path: Path, capsys: Capture) -> N
     run = ("run", tmp_path / "there" / "out", "--data", data, "--steps", "1", "--eval-data", data)
     code, printed, _ = call(capsys, *run)
     assert (code, "evaluation after step 1: loss" in printed) == (0, True)
+
+
+@pytest.mark.parametrize("mesh", ["one", "dp=2"])
+def test_a_batch_weighs_as_much_as_targets_of_it_count(mesh: str, tmp_path: Path, capsys: Capture) -> None:
+    """One in which none does weighs nothing."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 20]> g (float[4, 3] x) => (float[4, 5] y) { y = MatMul(x, w) }"""
+    )
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((3, 5)).astype(np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    words = ["--mesh", mesh, "--ignore-index", "-100", "--dataset-sharding", "data_parallel"]
+    assert call(capsys, "train", tmp_path / "m.onnx", "-o", tmp_path / "out", *words)[0] == 0
+    x, target = random.standard_normal((12, 3)).astype(np.float32), random.integers(0, 5, 12)
+    target[[1, 2, 3, 5, 8, 9, 10, 11]] = -100
+    logs = (scores := (x @ weight).astype(np.float64)) - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+    wanted = -np.mean([logs[row, label] for row, label in enumerate(target) if label >= 0])
+    with irpar.Partition.open(tmp_path / "out").trainer(engine="numpy") as trainer:
+        batches = ({"x": x[first : first + 4], "target": target[first : first + 4]} for first in (0, 4, 8))
+        assert trainer.evaluate(batches) == pytest.approx(wanted, rel=1e-5)
