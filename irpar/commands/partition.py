@@ -355,9 +355,7 @@ def _manager(asked: Asked, progress: ProgressReport, decided: "DecidedShardings 
     return PassManager.parse(DEFAULT_PIPELINE if asked.pipeline is None else asked.pipeline, watch)
 
 
-_WITHOUT_BF16 = (
-    "ONNX Runtime has no bfloat16 on CPUs: irpar run takes --engine numpy or cupy, irpar verify a float32 step"
-)
+_WITHOUT_BF16 = "ONNX Runtime has no bfloat16 on CPUs: --engine numpy has, and cupy on GPUs"
 _NOT_IN_KEY = ("out", "force", "no_cache", "as_json")
 """Options on which what is written does not depend."""
 _WATCHED = (
@@ -490,11 +488,14 @@ def _print(made: Made, out: Path, by: str) -> None:
         console.print(f"no tensor was annotated ({by}), so nothing asked for a sharding")
     folder = shlex.quote(str(out))
     has_weights = all(part["weights"] is not None for part in plan.parts)
-    is_bf16 = plan.training is not None and plan.training["settings"].get("precision") == "bf16"
-    verify = f"irpar verify {folder}, " if has_weights and not is_bf16 else ""
-    run = f", irpar run {folder} --data DATA --steps N" if has_weights and plan.training is not None else ""
+    is_bf16 = any(output["dtype"] == "bf16" for output in plan.outputs) or (
+        plan.training is not None and plan.training["settings"].get("precision") == "bf16"
+    )
+    engine = " --engine numpy" if is_bf16 else ""
+    verify = f"irpar verify {folder}{engine}, " if has_weights else ""
+    run = f", irpar run {folder}{engine} --data DATA --steps N" if has_weights and plan.training is not None else ""
     console.print(f"written to {folder}; next: {verify}irpar explain {folder}{run}", soft_wrap=True)
-    if run and is_bf16:
+    if verify and is_bf16:
         console.print(_WITHOUT_BF16)
     for line in made.told:
         console.print(line, soft_wrap=True)

@@ -110,7 +110,7 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
     parameters, found = with_loss(module, settings)
     notes = [*found, *about_parameters(module, parameters, running_statistics(module))]
     classes = _classes(module.graph, settings)
-    TrainingMode(settings.freeze_statistics, settings.seed, settings.dropout).run(module)
+    notes += TrainingMode(settings.freeze_statistics, settings.seed, settings.dropout).run(module).notes
     normalise(module, parameters)
     names = tuple(value.source_name for value in parameters)
     differentiate = Autodiff((LOSS,), names, keep_outputs=True, only_reached=True)

@@ -49,12 +49,18 @@ class TrainingMode(Pass):
             TrainingModeError: a BatchNormalization is in a body, or its statistics are no initializers; a name of
                 `dropout` matches nothing, a share is none, or a Dropout is in a body.
         """
+        notes: tuple[str, ...] = ()
         if self.freeze_statistics:
             count = use_statistics(module)
         else:
-            count = sum(_train(module, node) for node in statistics_nodes(module))
+            nodes = statistics_nodes(module)
+            trained = [node for node in nodes if int_attribute(node, "training_mode", 0)] or nodes
+            if len(trained) < len(nodes):
+                frozen = len(nodes) - len(trained)
+                notes = (f"{frozen} of {len(nodes)} BatchNormalization keep their statistics, as the model has them",)
+            count = sum(_train(module, node) for node in trained)
         dropped = add_dropout(module, self.dropout, self.seed)
-        return PassResult(bool(count or dropped), (), {"statistics": count, "dropout": dropped})
+        return PassResult(bool(count or dropped), notes, {"statistics": count, "dropout": dropped})
 
 
 def statistics_nodes(module: Module) -> list[Node]:

@@ -53,6 +53,23 @@ def normal(text: str = NORM) -> Module:
 # -- statistics ---------------------------------------------------------------------------------------------------
 
 
+PARTLY = """
+graph @norm(%x: f32[4, 3], %g: f32[3] from "g", %b: f32[3] from "b", %mean: f32[3] from "mean", %var: f32[3] from "var", %m: f32[3] from "m", %v: f32[3] from "v") -> (%y) opset 21 {
+  %h, %n, %w = BatchNormalization(%x, %g, %b, %mean, %var) {training_mode=1} : f32[4, 3], f32[3], f32[3]
+  %y = BatchNormalization(%h, %g, %b, %m, %v) : f32[4, 3]
+}
+"""
+
+
+def test_a_model_may_say_which_statistics_stay() -> None:
+    """As an export with torch.onnx.TrainingMode.PRESERVE does of modules in eval mode."""
+    module = with_weights(PARTLY, **NUMBERS, m=NUMBERS["mean"], v=NUMBERS["var"])
+    found = TrainingMode().run(module)
+    assert found.notes == ("1 of 2 BatchNormalization keep their statistics, as the model has them",)
+    assert {value.source_name for value in module.graph.states} == {"mean", "var"}
+    assert [node.attributes.get("training_mode", 0) for node in module.graph] == [1, 0]
+
+
 def test_statistics_become_state() -> None:
     module = normal()
     assert {value.source_name for value in running_statistics(module)} == {"mean", "var"}
