@@ -42,6 +42,7 @@ def saturated(xp: ArrayModule, rounded: Array, dtype: np.dtype[Any]) -> Array:
 
 
 @kernel("QuantizeLinear", since=10, temporaries=arrays_like(11, 0))
+@kernel("QuantizeLinear", since=1, domain="com.microsoft", temporaries=arrays_like(11, 0))
 def quantize_linear(
     xp: ArrayModule,
     x: Array,
@@ -74,6 +75,7 @@ def quantize_linear(
 
 
 @kernel("DequantizeLinear", since=10, temporaries=arrays_like(6, 0))
+@kernel("DequantizeLinear", since=1, domain="com.microsoft", temporaries=arrays_like(6, 0))
 def dequantize_linear(
     xp: ArrayModule,
     x: Array,
