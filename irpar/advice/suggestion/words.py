@@ -1,12 +1,13 @@
 """Why a weight is sharded, and why another is not, in words."""
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from irpar.advice.uses import where
 from irpar.ir import Node, Value
 from irpar.ir.annotate import glob_of
 from irpar.ops import Kind
+from irpar.ops.facts import int_attribute
 from irpar.sharding import Axis, ceil_div
 from irpar.units import bytes_text, count_text, flops_text
 
@@ -14,6 +15,7 @@ from .cut_classes import Cut, CutClass, CutClasses, is_shared_vector
 from .readings import Readings
 from .unknown_shapes import shape_lost_at
 
+_DEQUANTIZED = "DequantizeLinear"
 _MOST_STEPS = 8
 """Nodes that are followed from a weight to where its columns become heads."""
 _Beside = tuple[Value, int | None, int]
@@ -67,8 +69,15 @@ class CutWords:
 
     def why_cut(self, value: Value, dim: int) -> str:
         """Why a constant is sharded in a dim, by what its readers do with it."""
-        found = list(dict.fromkeys(self._use(cut, value, dim) for cut in self._cuts(value, dim)))
+        found = list(dict.fromkeys(self._use(cut, *at) for at in self._read(value, dim) for cut in self._cuts(*at)))
         return "; ".join(found) or "its readers need a block of it"
+
+    def _read(self, value: Value, dim: int) -> Iterator[tuple[Value, int]]:
+        """What products read of a weight: where it is quantized, what is dequantized."""
+        found = [node for node in value.users if node.op_type == _DEQUANTIZED and node.operands[0] is value]
+        yield from ((node.results[0], dim) for node in found)
+        if len(found) < len(value.users):
+            yield value, dim
 
     def _cuts(self, value: Value, dim: int) -> list[Cut]:
         return [cut for node in value.users for cut in self.classes.cuts.get(node, ()) if (value, dim) in cut.places]
@@ -83,6 +92,8 @@ class CutWords:
                 return f"{rows}: {glob_of(where(node))} sums over {self.said}"
             planned = self.readings.heads.get(value.source_name)
             noun, size = (rows, cut.size) if planned is None else ("heads", planned)
+        elif _are_blocks(node, value, dim):
+            noun, size = "blocks", value.shape[dim]
         else:
             noun, size = self._noun(cut, value, dim)
         is_moved = any(each.is_moved for each in readings)
@@ -108,6 +119,9 @@ class CutWords:
         if held is not None and held.number not in self._heads_of:
             self._heads_of[held.number] = _heads(held)
         heads = None if held is None else self._heads_of[held.number]
+        if held is not None and held.inputs:
+            name, place = next((given.name, place) for given, place in held.inputs.items())
+            return f"dim {place} of {name}" if place else "batch", cut.size
         if heads is not None:
             return "heads", self._split_size(cut) or heads
         if cut.node.op_type.startswith("Conv"):
@@ -237,6 +251,13 @@ def _saved(held: CutClass) -> str:
     if held.flops or not saved:
         saved.append(f"compute {flops_text(held.flops)} less")
     return f"to {' and '.join(saved)}"
+
+
+def _are_blocks(node: Node, value: Value, dim: int) -> bool:
+    """Whether a dim of scales or zero points counts blocks of what they belong to."""
+    if node.op_type != _DEQUANTIZED or value is node.operands[0] or not int_attribute(node, "block_size", 0):
+        return False
+    return int_attribute(node, "axis", 1) % len(value.shape) == dim
 
 
 def _heads(held: CutClass) -> int | None:
