@@ -168,6 +168,12 @@ class Trainer(Session):
     # -- what is not finite -----------------------------------------------------------------------------------------
 
     def _not_finite(self, loss: float, given: Mapping[str, Any], batch: Batch | None) -> NotFiniteError:
+        if self._counts_nothing(given, batch):
+            return NotFiniteError(
+                f"the loss of step {self.steps + 1} is {loss}: no target of its batch counts",
+                notes=(f"all are {self.facts['ignore_index']}, which is ignored", "the state is that before this step"),
+                do=f"leave such batches out of the data, or add up several in a step: {option('micro_batches', 2)}",
+            )
         first = self._first_not_finite(given, batch)
         notes = () if first is None else (f"the first tensor that is not finite: {first}",)
         return NotFiniteError(
@@ -176,6 +182,16 @@ class Trainer(Session):
             do="go on from a checkpoint with a lower learning rate, make a step that bounds gradients "
             f"({option('clip_norm', 1.0)}), or look at the data",
         )
+
+    def _counts_nothing(self, given: Mapping[str, Any], batch: Batch | None) -> bool:
+        """Whether all targets of a step are ignored."""
+        name, ignored = self.facts["target"], self.facts["ignore_index"]
+        if name is None or ignored is None:
+            return False
+        targets = given.get(name)
+        if targets is None and batch is not None:
+            targets = batch.blocks(dict.fromkeys(batch.names), ()).get(name)
+        return targets is not None and bool((np.asarray(targets) == ignored).all())
 
     def _first_not_finite(self, given: Mapping[str, Any], batch: Batch | None) -> str | None:
         """The first tensor of the step, state and inputs included, that is not finite.

@@ -114,6 +114,16 @@ def test_targets_that_are_no_classes(number: int, ignored: int | None) -> None:
             trainer.step(given)
 
 
+def test_a_batch_in_which_no_target_counts_is_told() -> None:
+    given = batch()
+    given["target"] = np.full_like(given["target"], -100)
+    with on_mesh(classifier(ignore_index=-100), "d=1").trainer(engine="numpy") as trainer:
+        with pytest.raises(NotFiniteError, match="no target of its batch counts") as caught:
+            trainer.step(given)
+        assert caught.value.notes[0] == "all are -100, which is ignored"
+        assert np.isfinite(trainer.step(batch()))
+
+
 @pytest.mark.parametrize("engine", ["numpy", "ort"])
 @pytest.mark.parametrize("mesh", list(MESHES))
 def test_runs_and_sessions_take_no_other_targets_either(mesh: str, engine: Any, tmp_path: Path) -> None:
