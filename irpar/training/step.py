@@ -108,7 +108,7 @@ def _train_step(module: Module, settings: Settings, bind: Mapping[str, int]) -> 
 
     model = clone_module(module) if settings.short_batches else None
     parameters, found = with_loss(module, settings)
-    notes = [*found, *about_parameters(module, parameters, running_statistics(module))]
+    notes = [*found, *about_parameters(module, parameters, running_statistics(module), settings)]
     classes = _classes(module.graph, settings)
     notes += TrainingMode(settings.freeze_statistics, settings.seed, settings.dropout).run(module).notes
     normalise(module, parameters)

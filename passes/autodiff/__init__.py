@@ -1,7 +1,7 @@
 """autodiff: gradients of outputs by weights and inputs, in the graph."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from irpar.analysis.types.inference import Inference
@@ -35,6 +35,24 @@ _FOLDED_FROM = "pkg.onnxscript.optimizer.folded_from"
 """The metadata in which its optimizer lists the weights and nodes that it made an initializer of."""
 PARAMETER, TABLE = "PARAMETER", "TABLE"
 _ANGLES = frozenset({"cos", "sin"})
+_MADE = frozenset(
+    {
+        *_ANGLES,
+        *("_tensor_constant", "_to_copy", "_unsafe_index", "_unsafe_view", "abs", "add", "alias", "all"),
+        *("any", "arange", "argmax", "bitwise_and", "bitwise_not", "bitwise_or", "broadcast_to", "cat"),
+        *("ceil", "clamp", "clone", "const", "constant_pad_nd", "contiguous", "convert_element_type", "copy"),
+        *("cumsum", "detach", "diagonal", "div", "embedding", "empty", "eq", "exp", "expand", "eye", "fill"),
+        *("flip", "floor", "full", "full_like", "gather", "ge", "getitem", "gt", "index", "index_select"),
+        *("index_tensor", "isneginf", "le", "lift_fresh_copy", "linspace", "log", "logical_and"),
+        *("logical_not", "logical_or", "lt", "masked_fill", "maximum", "mean", "meshgrid", "minimum", "mul"),
+        *("ne", "neg", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "outer", "pad", "permute"),
+        *("pow", "reciprocal", "repeat", "repeat_interleave", "reshape", "roll", "round", "rsqrt"),
+        *("scalar_tensor", "scatter", "select", "select_scatter", "sign", "slice", "slice_scatter", "split"),
+        *("sqrt", "squeeze", "stack", "sub", "sum", "t", "tensor_constant", "to", "transpose", "tril", "triu"),
+        *("type_as", "unsqueeze", "val", "view", "where", "zeros", "zeros_like"),
+    }
+)
+"""What nodes of torch.export are called, by their operators, without the numbers behind them."""
 
 
 @dataclass(frozen=True)
@@ -205,14 +223,23 @@ def chosen_tensors(module: Module, patterns: Sequence[str]) -> list[Value]:
 def kind_in_export(value: Value) -> str | None:
     """What an initializer was in PyTorch, where its exporter says so: PARAMETER, BUFFER, CONSTANT_TENSOR.
 
-    TABLE where the exporter's optimizer computed it of no weight, or of angles: masks, rotary embeddings, sinusoids.
+    TABLE where the exporter's optimizer computed it of nothing but nodes, or of angles: masks, rotary embeddings,
+    sinusoids. A name that is no node's, as far as nodes are known, is that of a weight.
     """
     known = (value.metadata or {}).get(_KIND)
     folded = folded_from(value)
     if known is not None or not folded:
         return known
-    names = {re.sub(r"_\d+$", "", name) for name in folded}
-    return TABLE if names & _ANGLES or not any("." in name for name in folded) else None
+    return TABLE if set(map(_base, folded)) & _ANGLES or not weights_of(folded) else None
+
+
+def weights_of(names: Iterable[str]) -> list[str]:
+    """Those of the names of weights and nodes that are, or may be, of weights."""
+    return [name for name in names if "." in name or _base(name) not in _MADE]
+
+
+def _base(name: str) -> str:
+    return re.sub(r"(_default|_Tensor|_Scalar)?(_\d+)*$", "", name)
 
 
 def folded_from(value: Value) -> tuple[str, ...]:

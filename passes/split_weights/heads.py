@@ -15,6 +15,7 @@ from irpar.analysis.weights.atoms import Atom, Atoms, follow, joined
 from irpar.analysis.weights.by_heads import MOST_LEADING, ByHeads
 from irpar.ir import Annotation, ArrayTensor, Builder, Module, Node, Tensor, TensorType, Value, clone_module
 from irpar.ops.elementwise import BINARY, UNARY
+from irpar.ops.facts import int_attribute
 from irpar.sharding import DimSharding, IrparError, Sharding
 
 from ..simplify_layout.chains import atoms_of, chain_of, erase_unread, goes_on, is_layout
@@ -39,12 +40,14 @@ class _Product:
     Attributes:
         node: a MatMul, or a Gemm.
         weight: the constant, in two dims.
+        dequantize: a DequantizeLinear, by blocks, that the constant goes through first.
         turn: a Transpose between them.
         rows, columns: which dim of the constant is contracted, and which one the result has.
     """
 
     node: Node
     weight: Value
+    dequantize: Node | None
     turn: Node | None
     rows: int
     columns: int
@@ -53,6 +56,13 @@ class _Product:
     def leading(self) -> tuple[int, ...]:
         """The dims of the result before that of the columns."""
         return self.node.result.shape[:-1]
+
+    def takes(self, dim: int, size: int) -> bool:
+        """Whether a dim of the constant may be one of heads of so many: blocks that share a scale are whole in each."""
+        node = self.dequantize
+        return (
+            node is None or int_attribute(node, "axis", 1) % 2 != dim or not size % int_attribute(node, "block_size", 1)
+        )
 
     def parts(self, dim: int) -> int:
         """Over how many devices a dim of the constant is sharded, as it was annotated."""
@@ -161,16 +171,28 @@ def _product(node: Node) -> _Product | None:
     attributes = node.attributes
     if attributes.get("transA") or attributes.get("alpha", 1.0) != 1.0 or not node.result.dtype.is_float:
         return None
-    weight, turn = node.inputs[1], None
+    weight, turn, dequantize = node.inputs[1], None, None
     is_turned = bool(attributes.get("transB"))
     if weight.node is not None and weight.node.op_type == "Transpose" and len(weight.uses) == 1:
         turn = weight.node
         weight, is_turned = turn.inputs[0], not is_turned
+    if weight.node is not None and _has_blocks(weight.node) and len(weight.uses) == 1:
+        dequantize = weight.node
+        weight = dequantize.inputs[0]
     if not weight.is_constant or len(weight.uses) > 1 or len(weight.shape) != 2 or weight.graph is not node.graph:
         return None
     if len(node.result.shape) > MOST_LEADING:
         return None
-    return _Product(node, weight, turn, int(is_turned), int(not is_turned))
+    return _Product(node, weight, dequantize, turn, int(is_turned), int(not is_turned))
+
+
+def _has_blocks(node: Node) -> bool:
+    """Whether a node dequantizes a matrix by blocks, with scales that it alone reads: their dims are those of it."""
+    return (
+        node.identity == ("", "DequantizeLinear")
+        and int_attribute(node, "block_size", 0) > 0
+        and all(value.is_constant and len(value.shape) == 2 and len(value.uses) == 1 for value in node.inputs)
+    )
 
 
 def _without_bias(product: _Product) -> _Product | None:
@@ -197,6 +219,8 @@ def _columns_apart(module: Module, product: _Product) -> bool:
     if found is None:
         return False
     steps, chain, atoms, size = found
+    if not product.takes(product.columns, size):
+        return False
     columns, leading = product.node.result.shape[-1], product.leading
     shape = *leading, columns // size, size
     value = _einsum(module, product, size, product.node.inputs[0], product.columns, shape)
@@ -294,6 +318,8 @@ def _rows_apart(module: Module, product: _Product) -> bool:
     node, leading, (first, *rest) = product.node, product.leading, joined(atoms.dims[-1])
     data, count = node.inputs[0], first[2]
     size = data.shape[-1] // count
+    if not product.takes(product.rows, size):
+        return False
     atoms.dims[-1:] = [[first], rest]
     value = follow(atoms.plan((*leading, count, size)), chain[0].inputs[0], data.name, _builder(node))
     _take_place(node, _einsum(module, product, size, value, product.rows, node.result.shape))
@@ -331,6 +357,8 @@ def _einsum(module: Module, product: _Product, size: int, data: Value, dim: int,
     """The product as an Einsum, with a weight of which one dim is apart."""
     weight, node = product.weight, product.node
     _give_heads(module, weight, dim, size)
+    if product.dequantize is not None:
+        weight = _dequantized(module, product.dequantize, dim, size)
     said = ByHeads(len(product.leading), are_columns=dim == product.columns, is_turned=product.rows == 1)
     type_ = TensorType(node.result.dtype, shape)
     name = node.result.name
@@ -339,6 +367,18 @@ def _einsum(module: Module, product: _Product, size: int, data: Value, dim: int,
         node.set_operand(1, weight)
         product.turn.erase()
     return value
+
+
+def _dequantized(module: Module, node: Node, dim: int, size: int) -> Value:
+    """What a node gives of a matrix that has a dim of heads now; its scales get one too."""
+    axis, block = int_attribute(node, "axis", 1) % 2, int_attribute(node, "block_size", 1)
+    for value in node.inputs[1:]:
+        _give_heads(module, value, dim, size // block if axis == dim else size)
+    node.set_attribute("axis", axis + (axis >= dim))
+    result = node.result
+    result.type = TensorType(result.dtype, node.inputs[0].shape)
+    _name_apart(module, result)
+    return result
 
 
 def _give_heads(module: Module, value: Value, dim: int, size: int) -> None:
@@ -354,7 +394,7 @@ def _give_heads(module: Module, value: Value, dim: int, size: int) -> None:
 
 
 def _name_apart(module: Module, value: Value) -> None:
-    """Let what irpar folded have a name of its own: that of the model is of what nodes made, in its shape."""
+    """Give a value a name of its own: that of the model is of what nodes made, in its shape."""
     name = value.name
     value.source = None
     value.rename(f"{name}_by_heads")

@@ -52,7 +52,8 @@ def add_dropout(module: Module, shares: Mapping[str, float], seed: int = 0) -> i
         if node.graph is not module.graph:
             _require_no_share(node)
             continue
-        share = wanted.pop(node.results[0], _own_share(node))
+        result = node.results[0]
+        share = wanted.pop(result) if result in wanted else _own_share(node)
         if len(node.results) > 1 and node.results[1].has_uses:
             raise DropoutError(
                 "the mask of a Dropout is read, which training makes otherwise",
@@ -138,7 +139,7 @@ def _own_share(node: Node) -> float:
         raise DropoutError(
             f"a Dropout drops a share of {share:g}",
             where=f"node {node.label}",
-            do="export the model with a share from 0 to below 1, or without the node",
+            do=f"give another share, from 0 to below 1: {option('dropout', {node.results[0].source_name: '0.1'})}",
         )
     return share
 

@@ -102,6 +102,45 @@ def test_sections_of_one_weight_stay_blocks_of_it():
     assert all(value.data.base is not value.data for value in weights if len(value.shape) == 3)
 
 
+def test_blocks_that_share_a_scale_get_heads_with_it():
+    check(
+        "split-weights",
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[2, 5, 48]) -> (%y) opset 21 {
+          %apart = constant : i64[4] [2, 5, 6, 8]
+          %whole = constant : i64[3] [2, 5, 48]
+          %wk = constant : i8[48, 48@tp] data("w.bin", 0, 2304) from "k.weight"
+          %sk = constant : f32[3, 48] data("w.bin", 2304, 576)
+          %wo = constant : i8[48@tp, 48] data("w.bin", 2880, 2304) from "o.weight"
+          %so = constant : f32[12, 48] data("w.bin", 5184, 2304)
+          %k = DequantizeLinear(%wk, %sk) {axis=0, block_size=16} : f32[48, 48]
+          %p = MatMul(%x, %k) : f32[2, 5, 48]
+          %r = Reshape(%p, %apart) : f32[2, 5, 6, 8]
+          %s = Softmax(%r) : f32[2, 5, 6, 8]
+          %c = Reshape(%s, %whole) : f32[2, 5, 48]
+          %o = DequantizeLinear(%wo, %so) {axis=0, block_size=4} : f32[48, 48]
+          %y = MatMul(%c, %o) : f32[2, 5, 48]
+        }
+        """,
+        """
+        mesh @m = ["tp"=4]
+        graph @g(%x: f32[2, 5, 48]) -> (%y) opset 21 {
+          %apart = constant : i64[4] [2, 5, 6, 8]
+          %wk = constant : i8[48, 6@tp, 8] data("w.bin", 0, 2304) from "k.weight"
+          %sk = constant : f32[3, 6, 8] data("w.bin", 2304, 576)
+          %wo = constant : i8[6@tp, 8, 48] data("w.bin", 2880, 2304) from "o.weight"
+          %so = constant : f32[6, 2, 48] data("w.bin", 5184, 2304)
+          %k_by_heads = DequantizeLinear(%wk, %sk) {block_size=16, axis=0} : f32[48, 6, 8]
+          %r = Einsum(%x, %k_by_heads) {equation="abk,khd->abhd"} : f32[2, 5, 6, 8]
+          %s = Softmax(%r) : f32[2, 5, 6, 8]
+          %o_by_heads = DequantizeLinear(%wo, %so) {block_size=4, axis=1} : f32[6, 8, 48]
+          %y = Einsum(%s, %o_by_heads) {equation="abhd,hdk->abk"} : f32[2, 5, 48]
+        }
+        """,
+    )
+
+
 def test_matrices_are_multiplied_device_by_device():
     """What was an Einsum to plan with is a MatMul, or a Gemm, with the block of a matrix."""
     module = read(text())
@@ -152,6 +191,18 @@ def attention(heads, size, products, seed):
             operands = [f"{name}.flat", constant(f"{name}.weight", weight), constant(f"{name}.bias", drawn(hidden))]
             nodes.append(helper.make_node("Gemm", operands, [f"{name}.gemm"], name=f"/{name}", transB=1))
             nodes.append(helper.make_node("Reshape", [f"{name}.gemm", back], [made]))
+        elif kind.startswith("quantized"):
+            turns, axis = kind.endswith("turned"), int(kind.endswith("turned"))
+            block = size if name == "o" or hidden % 4 else 4  # What heads share no scale with is whole in each.
+            scales = [hidden // block, hidden][:: -1 if turns else 1]
+            constant(f"{name}.weight", (numbers.integers(-99, 99, (hidden, hidden))).astype(np.int8))
+            constant(f"{name}.scales", np.abs(drawn(*scales)) / 100)
+            constant(f"{name}.points", numbers.integers(-9, 9, scales).astype(np.int8))
+            operands = [f"{name}.weight", f"{name}.scales", f"{name}.points"]
+            nodes.append(helper.make_node("DequantizeLinear", operands, [f"{name}.d"], axis=axis, block_size=block))
+            if turns:
+                nodes.append(helper.make_node("Transpose", [f"{name}.d"], [f"{name}.t"], perm=[1, 0]))
+            nodes.append(helper.make_node("MatMul", [data, f"{name}.t" if turns else f"{name}.d"], [made]))
         elif kind == "turned":
             nodes.append(
                 helper.make_node("Transpose", [constant(f"{name}.weight", weight)], [f"{name}.t"], perm=[1, 0])
@@ -181,12 +232,12 @@ def attention(heads, size, products, seed):
         [helper.make_tensor_value_info("y", 1, [2, 5, hidden])],
         weights,
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.checker.check_model(model)
     return model
 
 
-KINDS = st.sampled_from(["matmul", "gemm", "turned"])
+KINDS = st.sampled_from(["matmul", "gemm", "turned", "quantized", "quantized, turned"])
 
 
 @given(
@@ -199,12 +250,15 @@ KINDS = st.sampled_from(["matmul", "gemm", "turned"])
 def test_random_attention_sends_one_sum(heads, size, devices, products, seed):
     module = irpar.load(attention(heads, size, products, seed=seed))
     for name, kind in zip("qkvo", products, strict=True):
-        columns_first = kind != "matmul"
+        columns_first = kind not in ("matmul", "quantized")
         is_rows = (name == "o") != columns_first
         module.shard(f"{name}.weight", ["tp", None] if is_rows else [None, "tp"])
     partition = irpar.partition(module, {"tp": devices})
     for engine in ("ort", "numpy"):
         partition.verify(engine=engine).check()
-    if heads >= devices:
+    if heads >= devices and any(kind.startswith("quantized") for kind in products):
+        # Weights of a byte each may be less than what they are multiplied with.
+        assert partition.plan.totals["sent_bytes"] <= 2 * 5 * heads * size * 4 * 2 * (devices - 1)
+    elif heads >= devices:
         assert set(partition.plan.totals["by_kind"]) <= {"all_reduce", "reduce_scatter"}
         assert partition.plan.totals["collectives"] == 1

@@ -53,6 +53,8 @@ SAID = {"w": "PARAMETER", "scale": "PARAMETER", "freq": "BUFFER"}
         (ANGLES, {}, {"w"}),
         (MASK, {}, {"w"}),
         (MASK, {"also_trainable": ("freq",)}, {"w", "freq"}),
+        ({"w": "['weight']", "freq": "['arange_1', 'pow_2', 'val_3']"}, {}, {"w"}),
+        ({"w": "['w', 'val_0']", "freq": "['bias', 'unsqueeze']"}, {}, {"w", "freq"}),
         (SAID, {"also_trainable": ("freq",), "freeze": ("f*", "w")}, {"scale"}),
     ],
 )
@@ -75,6 +77,30 @@ def test_what_is_trained(kinds, options, trained):
 def test_what_is_not_trained_is_told(kinds, told):
     _, notes = make_step(irpar.load(model(kinds)), Settings(loss="mse"), {})
     assert [note for note in notes if "not trained" in note] == [told]
+
+
+@pytest.mark.parametrize("options", [{"freeze": ("scale", "half")}, {"trainable": ("w",)}])
+def test_nothing_is_said_of_what_was_asked_for(options):
+    _, notes = make_step(irpar.load(model({})), Settings(loss="mse", **options), {})
+    assert not [note for note in notes if "not trained" in note]
+
+
+def test_a_number_that_was_computed_of_a_parameter_is_told():
+    _, notes = make_step(irpar.load(model({"scale": "['logit_scale', 'exp']"})), Settings(loss="mse"), {})
+    assert (
+        "not trained, since they are single numbers that the export computed: scale, of logit_scale; with "
+        "torch.onnx.export(..., dynamo=True, optimize=False) these are trained" in notes
+    )
+
+
+def test_statistics_are_no_parameters_whatever_is_named():
+    made = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[4, 3] x) => (float[4, 3] y)
+        <float[3] g = {1, 1, 1}, float[3] b = {0, 0, 0}, float[3] mean = {0, 0, 0}, float[3] var = {1, 1, 1}> {
+          y = BatchNormalization(x, g, b, mean, var) }"""
+    )
+    step = train_step(made, loss="mse", optimizer="sgd", also_trainable=["mean", "v*"], freeze_statistics=True)
+    assert {value.source_name for value, state in step.graph.states.items() if state.is_trained} == {"g", "b"}
 
 
 def test_what_was_computed_of_parameters_is_told():
