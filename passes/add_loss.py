@@ -51,7 +51,8 @@ class AddLoss(Pass):
         kind: `cross_entropy` of scores and class numbers (int64, of the output's shape without its classes); `mse`,
             the mean of squared differences; `bce`, binary cross entropy of scores and targets from 0 to 1; or
             `output:NAME`, a result that is the loss already. Where the output is a Sigmoid's result, or that
-            of a Softmax or LogSoftmax over the classes, the scores are what went in there.
+            of a Softmax or LogSoftmax over the classes, the scores are what went in there; also behind Cast and
+            Transpose, of bce behind Reshape and the like too.
         output: the result that is compared; "": the only one of floats, or the first of them.
         class_axis: of the output, where its classes are.
         ignore_index: the class number of targets that do not count; None: all count.

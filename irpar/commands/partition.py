@@ -488,7 +488,7 @@ def _print(made: Made, out: Path, by: str) -> None:
         console.print(f"no tensor was annotated ({by}), so nothing asked for a sharding")
     folder = shlex.quote(str(out))
     has_weights = all(part["weights"] is not None for part in plan.parts)
-    is_bf16 = any(output["dtype"] == "bf16" for output in plan.outputs) or (
+    is_bf16 = any(each["dtype"] == "bf16" for each in (*plan.inputs, *plan.outputs, *plan.collectives)) or (
         plan.training is not None and plan.training["settings"].get("precision") == "bf16"
     )
     engine = " --engine numpy" if is_bf16 else ""

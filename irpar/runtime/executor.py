@@ -15,7 +15,7 @@ import numpy as np
 
 from irpar.analysis.training_facts import facts_of
 from irpar.inputs.dataset import Batch
-from irpar.inputs.targets import check_targets, limits_of
+from irpar.inputs.targets import check_targets, limits_of_runs
 from irpar.ir import Module
 from irpar.output.parts import Part
 from irpar.output.plan_record import Plan
@@ -93,7 +93,7 @@ class Executor(LocalRanks):
         self._folder: Path | None = None
         self._evaluation: Executor | None = None
         self.fixed = dict(fixed or {})
-        self._targets = limits_of(facts_of(module.metadata))
+        self._targets = limits_of_runs(facts_of(module.metadata))
         self.is_open = True
         self._process = os.getpid()
         self._has_served = False

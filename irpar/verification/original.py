@@ -15,14 +15,14 @@ from onnx.external_data_helper import (
 )
 
 from irpar.files.native_paths import NativeFolders, is_text
-from irpar.ir import DType, ExternalTensor, Module, dtype_of_numpy, tensor_type
+from irpar.ir import DType, ExternalTensor, Graph, Module, Value, dtype_of_numpy, tensor_type
 from irpar.output.plan_record import Plan
 from irpar.output.plan_source import sha256_of
 from irpar.process import import_native
 from irpar.sharding import IrparError, spelled
 
 from .comparison import Array, Arrays
-from .widened import is_narrow, widen_model
+from .widened import widen_model
 
 if TYPE_CHECKING:
     from .arithmetic import Nodes
@@ -146,7 +146,7 @@ class Original:
             if not self._is_wide:
                 return self._run(inputs, fetch, optimized, threads)
         except VerificationError as error:
-            if error.do != _NO_KERNEL or not is_narrow(self.proto().graph):
+            if error.do != _NO_KERNEL or not any(map(_is_narrow, self.nodes.module.all_graphs())):
                 raise
             self._is_wide = True
             self.notes = (*self.notes, _WIDENED)
@@ -198,8 +198,7 @@ class Original:
         graph = self.nodes.graph
         named = {value.source_name: value for value in graph.values()}
         named |= dict(zip(graph.output_names, graph.outputs, strict=True))
-        types = {name: tensor_type(value.type) for name, value in named.items()}
-        return {name for name, type_ in types.items() if type_ is not None and type_.dtype is DType.BF16}
+        return {name for name, value in named.items() if _is_bf16(value)}
 
     @cached_property
     def _is_short_of_sizes(self) -> bool:
@@ -260,6 +259,16 @@ class Original:
         if isinstance(self.model, str):
             folder = self._folders.name(Path(self.model).resolve().parent)
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+
+
+def _is_narrow(graph: Graph) -> bool:
+    """Whether something in a graph is of bfloat16."""
+    return any(map(_is_bf16, graph.values()))
+
+
+def _is_bf16(value: Value) -> bool:
+    type_ = tensor_type(value.type)
+    return type_ is not None and type_.dtype is DType.BF16
 
 
 def _wide(given: Any) -> Any:

@@ -23,14 +23,6 @@ def widen_model(model: onnx.ModelProto) -> None:
         _widen_values(function.value_info)
 
 
-def is_narrow(graph: onnx.GraphProto) -> bool:
-    """Whether a graph has tensors of bfloat16, as inputs, weights or results."""
-    ends = (*graph.input, *graph.output, *graph.value_info)
-    return any(tensor.data_type == _NARROW for tensor in graph.initializer) or any(
-        end.type.tensor_type.elem_type == _NARROW for end in ends
-    )
-
-
 def _widen_graph(graph: onnx.GraphProto) -> None:
     _widen_values((*graph.input, *graph.output, *graph.value_info))
     for tensor in graph.initializer:

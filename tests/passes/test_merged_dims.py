@@ -345,3 +345,5 @@ def test_a_result_that_nothing_reads_keeps_the_dims_that_its_annotation_has():
         """
     )
     run_pipeline("simplify-layout,complete-sharding,insert-redistribution,localize", module)
+    (annotated,) = (value for value in module.graph.values() if value.name == "b")
+    assert annotated.global_shape == (8, 6)

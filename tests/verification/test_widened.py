@@ -58,6 +58,15 @@ def test_what_is_wrong_by_more_is_found() -> None:
     assert found.result == "different"
 
 
+def test_a_model_that_is_narrow_inside_alone() -> None:
+    made = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 18]> g (float[8, 16] x) => (float[8, 4] y)
+        { a = Cast<to = 16>(x)  b = Cast<to = 16>(w)  p = MatMul(a, b)  y = Cast<to = 1>(p) }"""
+    )
+    made.graph.initializer.append(numpy_helper.from_array(narrow(16, 4).astype(np.float32), "w"))
+    assert irpar.partition(irpar.load(made), "x=1").verify(engine="numpy").result == "equal"
+
+
 def test_weights_beside_the_model(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     onnx.save(perceptron(), path, save_as_external_data=True, location="w.bin", size_threshold=0)
@@ -70,7 +79,7 @@ def test_a_model_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(original, "_MOST_IN_MEMORY", 1000)
     with pytest.raises(VerificationError, match=r"in float32 the weights are more than 2 GB") as caught:
         partitioned(perceptron()).verify(engine="numpy")
-    assert caught.value.do
+    assert "verify a float32 version of the model" in caught.value.do
 
 
 def test_all_that_names_the_type_is_widened() -> None:

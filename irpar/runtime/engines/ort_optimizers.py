@@ -9,6 +9,7 @@ from irpar.ops.recomputed import is_recomputed
 _MOVES_DEQUANTISATION = "QDQPropagationTransformer"
 _MERGES_PAIRS = "DoubleQDQPairsRemover"
 _COMPUTES_IN_INTEGERS = "QDQSelectorActionTransformer"
+_MOVES = frozenset({("", "Identity"), ("", "Reshape"), ("", "Transpose")})
 _TRANSPOSES_IN_PRODUCTS = "MatmulTransposeFusion"
 _MERGES_EQUAL = "CommonSubexpressionElimination"
 _FUSES_CHAINS = (
@@ -59,14 +60,16 @@ def unwanted_optimizers(nodes: Sequence[Node]) -> list[str]:
 
 def _is_scaled_by_rows(value: Value, index: int) -> bool:
     """Whether an operand of a product is dequantized by several scales that are none of the columns of a weight."""
-    node = value.node
+    node, is_moved = value.node, False
+    while node is not None and node.identity in _MOVES:
+        node, is_moved = node.inputs[0].node, True
     if node is None or node.op_type != "DequantizeLinear" or int_attribute(node, "block_size", 0):
         return False
-    scale, data = (tensor_type(each.type) for each in node.inputs[:2][::-1])
+    data, scale = (tensor_type(each.type) for each in node.inputs[:2])
     if scale is None or data is None or data.shape is None or scale.shape in ((), (1,)):
         return False
     axis, rank = int_attribute(node, "axis", 1), len(data.shape)
-    return index == 0 or axis % max(rank, 1) != rank - 1
+    return index == 0 or is_moved or axis % max(rank, 1) != rank - 1
 
 
 def _may_be_vector(value: Value | None) -> bool:

@@ -62,3 +62,14 @@ def test_a_weight_with_scales_and_zero_points_of_rows() -> None:
     )
     partition = irpar.partition(irpar.load(made), "x=1")
     assert partition.verify(engine="ort").result == "equal"
+
+
+def test_a_turned_weight_with_scales_of_its_rows() -> None:
+    made = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]>
+        g (float[4, 3] x, int8[2, 3] w) => (float[4, 2] y)
+        <float[3] s = {0.1, 0.2, 0.3}, int8[3] z = {1, 2, 3}, float t = {0.05}, uint8 u = {128}> {
+          q = QuantizeLinear(x, t, u)  p = DequantizeLinear(q, t, u)  d = DequantizeLinear<axis = 1>(w, s, z)
+          e = Transpose<perm = [1, 0]>(d)  y = MatMul(p, e) }"""
+    )
+    assert irpar.partition(irpar.load(made), "x=1").verify(engine="ort").result == "equal"
