@@ -26,9 +26,9 @@ class TrainingMode(Pass):
     """Let each BatchNormalization take the statistics of its batch and keep running ones, and drop elements.
 
     Before: global view, types are inferred, no function is called, ONNX's operators are of opset 18 or newer. After:
-    each BatchNormalization of the main graph is in training mode, but for those that are not in a model that has others
-    which are, and its running mean and variance are state of the kind statistic; elements are dropped where it was asked for, by masks of counters: equal under every sharding, and when
-    computed again.
+    each BatchNormalization of the main graph is in training mode, its running mean and variance are state of the kind
+    statistic; of a model in which some were before, these alone. Elements are dropped where it was asked for, by masks
+    of counters: equal under every sharding, and when computed again.
 
     Attributes:
         freeze_statistics: let BatchNormalization compute with the statistics of the model.
