@@ -58,7 +58,7 @@ _FAMILIES = {
     "pooling": "AveragePool:7 GlobalAveragePool:1 GlobalLpPool:2 GlobalMaxPool:1 LpPool:2 MaxPool:1 MaxUnpool:9",
     "quantization": (
         "DequantizeLinear:10 DynamicQuantizeLinear:11 QLinearMatMul:10 QuantizeLinear:10 "
-        "com.microsoft::DequantizeLinear:1 com.microsoft::QuantizeLinear:1"
+        "com.microsoft::QuantizeLinear:1"
     ),
     "recurrent": "GRU:7 LSTM:7 RNN:7",
     "reduction": (

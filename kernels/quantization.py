@@ -75,7 +75,6 @@ def quantize_linear(
 
 
 @kernel("DequantizeLinear", since=10, temporaries=arrays_like(6, 0))
-@kernel("DequantizeLinear", since=1, domain="com.microsoft", temporaries=arrays_like(6, 0))
 def dequantize_linear(
     xp: ArrayModule,
     x: Array,
