@@ -141,7 +141,7 @@ class Trainer(Session):
     def evaluate(self, batches: Iterable[Batch | Mapping[str, Any]]) -> float:
         """The mean loss of some batches as the model is used, on the state as it is; nothing is updated or copied.
 
-        Where targets are ignored, each batch weighs as much as targets of it count.
+        Where targets are ignored, each batch weighs as many targets of it as count.
 
         Args:
             batches: samples of which each rank reads its own part, or full arrays by name.

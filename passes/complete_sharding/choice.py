@@ -72,8 +72,9 @@ def improve(
         kept: values that keep these axes of their dims, and may only get others beside them.
 
     Returns:
-        The best of the alternatives; then, if there are such, the best where results stay in parts also of sums that
-        only alternatives cut.
+        The best of the alternatives; then, if there are such, the best where more results may stay in parts: those of
+        sums over a dim that is sharded in an alternative only, such as the inner dim of experts that are annotated
+        along experts.
     """
     chooser = Chooser(flow, set(pinned), network, kept or {})
     first, further = chooser.run(), chooser.run_further()

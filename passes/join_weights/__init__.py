@@ -129,9 +129,8 @@ class _Writer:
                 node.erase()
         for step, value in zip(self.join.steps[:-1], made[1:], strict=False):
             results = [node.result for node in step.nodes]
-            if (
-                results[0].source is None
-            ):  # Else its name is that of a tensor of the model, which the joined one is not.
+            # A name of the model is that of a tensor of it, which the joined one is not.
+            if results[0].source is None:
                 value.rename(results[0].name)
             self.log.names.update({each.name: value.name for each in results if each.name != value.name})
         for value in dict.fromkeys(read):

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from irpar.analysis.weights.fused_weights import beside, carrier, columns_of, with_columns
+from irpar.analysis.weights.fused_weights import beside, columns_of, passage, with_columns
 from irpar.ir import Graph, Node, SlicedTensor, Value, place_of
 from irpar.ops.collectives import KINDS
 from irpar.ops.effects import is_compute
@@ -149,7 +149,7 @@ def _through(node: Node, value: Value, own: int, dim: int, has_product: bool) ->
     found = columns_of(node, own)
     if found is not None:
         return found if found[1].get(own) == dim else None
-    made = carrier(node, dim) if own == 0 else None
+    made = passage(node, dim) if own == 0 else None
     return None if made is None else (made.dim, made.columns)
 
 

@@ -10,14 +10,14 @@ from irpar.analysis.weights.dynamic_products import take_products_apart
 from irpar.analysis.weights.finer_blocks import take_finer_blocks
 from irpar.analysis.weights.flat_scales import unflatten_scales
 from irpar.analysis.weights.fused_weights import (
-    Carrier,
     FusedWeight,
+    Passage,
     Picked,
     beside,
     columns_of,
     constant_behind,
     fused_weights,
-    is_one,
+    is_single_number,
     weights_taken_apart,
     with_columns,
 )
@@ -136,7 +136,7 @@ def _columns(fused: FusedWeight) -> list[tuple[Node, dict[int, int]]]:
     for step in others:
         own = _before(fused, step)
         # One behind a Reshape has no columns beside it.
-        is_alone = all(is_one(value) for index, value in enumerate(step.operands) if index != own)
+        is_alone = all(is_single_number(value) for index, value in enumerate(step.operands) if index != own)
         listed.append((step, {own: place} if is_alone else beside(step, needed(step, own), place) or {}))
     return listed
 
@@ -175,7 +175,7 @@ def _divides(value: Value, dim: int, fused: FusedWeight) -> bool:
 
 
 Made = dict[tuple[Value, int, tuple[int, int]], Value]
-"""By what is read, the dim of the weight, and the section of it: what is read instead."""
+"""By what is read, the dim of it, and the section: what is read instead."""
 
 
 class _Split:
@@ -183,7 +183,7 @@ class _Split:
 
     Attributes:
         made: what products before it have of the same weights.
-        carriers: what constants of the columns go through.
+        passages: what constants of the columns go through.
     """
 
     def __init__(self, module: Module, fused: FusedWeight, made: "Made") -> None:
@@ -191,7 +191,7 @@ class _Split:
         self.fused = fused
         self.made = made
         self.named: set[Value] = set()
-        self.carriers: dict[Node, None] = {}
+        self.passages: dict[Node, None] = {}
 
     def run(self) -> None:
         """Make the products of all sections, and take out the one that was."""
@@ -205,7 +205,7 @@ class _Split:
                 assert value is not None
                 self._take(picked, value)
         path = (*(picked.node for picked in fused.picked), *reversed(fused.path))
-        for node in dict.fromkeys((*path, *reversed(self.carriers))):
+        for node in dict.fromkeys((*path, *reversed(self.passages))):
             if not any(value.has_uses for value in node.results):
                 node.erase()
         for weight in weights:
@@ -226,25 +226,25 @@ class _Split:
         known = self.made.get((value, dim, section))
         behind = constant_behind(value, dim)
         assert behind is not None
-        constant, at, carriers = behind
-        self.carriers.update(dict.fromkeys(each.node for each in carriers))
+        constant, at, passages = behind
+        self.passages.update(dict.fromkeys(each.node for each in passages))
         if known is not None:
             return known
         made = self._part(constant, at, section)
-        for each in carriers:
-            made = self._carry(each, made, section)
+        for each in passages:
+            made = self._pass_on(each, made, section)
         self.made[value, dim, section] = made
         return made
 
-    def _carry(self, carrier: Carrier, before: Value, section: tuple[int, int]) -> Value:
+    def _pass_on(self, passage: Passage, before: Value, section: tuple[int, int]) -> Value:
         """What a node that the whole goes through gives of a section."""
-        node = carrier.node
+        node = passage.node
         assert node.graph is not None
         operands: list[Value | None] = [before]
         for index, value in enumerate(node.operands[1:], 1):
-            at = carrier.columns.get(index)
+            at = passage.columns.get(index)
             operands.append(value if at is None or value is None else self._part(value, at, section))
-        type_ = TensorType(node.result.dtype, with_dim(node.result.shape, carrier.dim, section[1] - section[0]))
+        type_ = TensorType(node.result.dtype, with_dim(node.result.shape, passage.dim, section[1] - section[0]))
         builder = Builder(node.graph, {node.domain: node.version}, before=node, like=node)
         name = node.result.name
         return builder.op(node.op_type, operands, node.attributes, type=type_, domain=node.domain, name=name)

@@ -25,7 +25,7 @@ _LAYOUT = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", 
 _QUANTISERS = frozenset(
     (domain, op_type) for domain in ("", "com.microsoft") for op_type in ("QuantizeLinear", "DequantizeLinear")
 )
-_CARRIERS = _QUANTISERS | {("", "Transpose"), ("", "Gather"), ("", "GatherND")}
+_PASSAGES = _QUANTISERS | {("", "Transpose"), ("", "Gather"), ("", "GatherND")}
 """What a weight goes through before a product: it is quantized, and rows of experts are looked up by index."""
 _ALONE = frozenset({*UNARY, *TESTS, "Cast"})
 _BESIDE = frozenset({*BINARY, *COMPARISONS, "Where"})
@@ -50,7 +50,7 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class Carrier:
+class Passage:
     """A node that a weight goes through before a product.
 
     Attributes:
@@ -88,7 +88,7 @@ class FusedWeight:
 
     weight: Value
     dim: int
-    start: tuple[Carrier, ...]
+    start: tuple[Passage, ...]
     steps: tuple[Node, ...]
     path: tuple[Node, ...]
     picked: tuple[Picked, ...]
@@ -205,20 +205,20 @@ def is_product(node: Node) -> bool:
     return node.identity in _PRODUCTS
 
 
-def carrier(node: Node, dim: int) -> Carrier | None:
-    """A node as one that carries a dim of its first operand; None where it does more than that.
+def passage(node: Node, dim: int) -> Passage | None:
+    """A node as one that passes a dim of its first operand on; None where it does more than that.
 
     Args:
         node: any node.
         dim: of the first operand.
     """
-    if node.identity not in _CARRIERS or not all(value.is_static for value in (*node.inputs, node.result)):
+    if node.identity not in _PASSAGES or not all(value.is_static for value in (*node.inputs, node.result)):
         return None
     if node.identity in _QUANTISERS:
         columns = _scaled(node, len(node.inputs[0].shape), dim)
-        return None if columns is None else Carrier(node, dim, columns)
+        return None if columns is None else Passage(node, dim, columns)
     after = _after(node, dim)
-    return None if after is None else Carrier(node, after, {0: dim})
+    return None if after is None else Passage(node, after, {0: dim})
 
 
 def _after(node: Node, dim: int) -> int | None:
@@ -348,7 +348,7 @@ def _of_product(node: Node) -> FusedWeight | None:
     return None
 
 
-def constant_behind(value: Value | None, dim: int) -> tuple[Value, int, tuple[Carrier, ...]] | None:
+def constant_behind(value: Value | None, dim: int) -> tuple[Value, int, tuple[Passage, ...]] | None:
     """The constant that a value is made of, the dim of it that `dim` is, and the nodes between, first to last.
 
     Returns:
@@ -359,24 +359,24 @@ def constant_behind(value: Value | None, dim: int) -> tuple[Value, int, tuple[Ca
         node = value.node
         if node is None or not node.inputs or not _is_free(value) or (nodes and len(value.uses) > 1):
             return None
-        if node.identity not in _CARRIERS or node.operands[0] in node.operands[1:]:
+        if node.identity not in _PASSAGES or node.operands[0] in node.operands[1:]:
             return None
         nodes.insert(0, node)
         value = node.operands[0]
     if value is None or not value.is_static:
         return None
     for first in range(len(value.shape)):
-        carriers = _carriers(nodes, first)
-        if carriers is not None and (carriers[-1].dim if carriers else first) == dim:
-            return value, first, carriers
+        passages = _passages(nodes, first)
+        if passages is not None and (passages[-1].dim if passages else first) == dim:
+            return value, first, passages
     return None
 
 
-def _carriers(nodes: Sequence[Node], dim: int) -> tuple[Carrier, ...] | None:
+def _passages(nodes: Sequence[Node], dim: int) -> tuple[Passage, ...] | None:
     """Nodes one behind the other that carry a dim of the first one's operand; None where one does not."""
-    found: list[Carrier] = []
+    found: list[Passage] = []
     for node in nodes:
-        made = carrier(node, found[-1].dim if found else dim)
+        made = passage(node, found[-1].dim if found else dim)
         if made is None or not all(value.is_constant for value, _ in made.beside):
             return None
         found.append(made)
@@ -408,22 +408,21 @@ def _is_step(node: Node, value: Value, place: int) -> bool:
     own = node.operands.index(value)
     # One number is beside all columns, whatever makes it. Where `beside` fits, all sizes are known.
     return all(
-        other is None
-        or other.is_constant
-        or is_one(other)
+        is_single_number(other)
+        or (other is not None and other.is_constant)
         or (index in columns and constant_behind(other, columns[index]) is not None)
         for index, other in enumerate(node.operands)
         if index != own
     )
 
 
-def is_one(value: Value | None) -> bool:
+def is_single_number(value: Value | None) -> bool:
     """Whether an operand is one number for all, or left out."""
     return value is None or value.shape in ((), (1,))
 
 
 def _taken_apart(
-    weight: Value, dim: int, start: tuple[Carrier, ...], steps: list[Node], value: Value, place: int
+    weight: Value, dim: int, start: tuple[Passage, ...], steps: list[Node], value: Value, place: int
 ) -> FusedWeight | None:
     """Follow Reshape and Transpose to where the major piece of the columns is taken apart."""
     size = value.shape[place]
@@ -453,7 +452,7 @@ def _is_alone(node: Node, value: Value) -> bool:
     """Whether a node does the same to each element of a value, whatever dims it has."""
     others = [other for other in node.operands if other is not value]
     if node.identity in _QUANTISERS:
-        return node.operands[0] is value and len(others) < len(node.operands) and all(map(is_one, others))
+        return node.operands[0] is value and len(others) < len(node.operands) and all(map(is_single_number, others))
     return not node.domain and node.op_type in _ALONE
 
 
