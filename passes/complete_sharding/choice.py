@@ -24,7 +24,7 @@ from irpar.analysis.cost.network import BYTES, Network
 from irpar.ir import Node, Value
 from irpar.ops import Kind, traits
 from irpar.ops.effects import is_compute
-from irpar.ops.linear import carriers, is_addend
+from irpar.ops.linear import carriers
 from irpar.sharding import Axis, Reduction, Sharding, are_disjoint
 
 from .choice_memory import AlikeNodes, Followed, Offers, alike_nodes, offers_of
@@ -248,9 +248,9 @@ class Chooser:
 
     def _could_be_parts(self, node: Node, operands: Iterable[int]) -> bool:
         """Whether operands could be partial together, what is added to others at any time."""
-        values = [node.operands[index] for index in operands]
-        pending = [value for value in values if value in self.parts]
-        return bool(pending) and all(value in self.parts or is_addend(value) for value in values)
+        are_parts = {index: node.operands[index] in self.parts for index in operands}
+        addends = self.views[node].addends
+        return any(are_parts.values()) and all(part or addends[index] for index, part in are_parts.items())
 
     # -- alternatives ---------------------------------------------------------------------------------------------
 
