@@ -16,6 +16,8 @@ from irpar.errors import IrparError, listed, nearest_names
 from irpar.sharding import Sharding, local_region, option
 
 Array = np.ndarray[Any, Any]
+Limits = Mapping[str, tuple[int, int, int | None]]
+"""For inputs of class numbers the least and the most that they may be, and one that may be there besides."""
 _UNREADABLE = (
     ValueError,
     EOFError,
@@ -184,7 +186,7 @@ class Batch:
         path: str,
         rows: Array,
         names: Sequence[str],
-        limits: Mapping[str, tuple[int, int, int | None]] | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.path = path
         self.rows = rows

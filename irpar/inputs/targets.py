@@ -7,10 +7,7 @@ import numpy as np
 
 from irpar.analysis.training_facts import TrainingFacts
 
-from .dataset import check_range
-
-Limits = Mapping[str, tuple[int, int, int | None]]
-"""For inputs of class numbers the least and the most that they may be, and one that may be there besides."""
+from .dataset import Limits, check_range
 
 
 def limits_of(facts: TrainingFacts | None) -> Limits:

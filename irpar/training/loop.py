@@ -12,7 +12,7 @@ import numpy as np
 
 from irpar.errors import IrparError, listed
 from irpar.files.atomic import new_file
-from irpar.inputs.dataset import Batch, dataset_of
+from irpar.inputs.dataset import Batch, Limits, dataset_of
 from irpar.inputs.order import Order
 from irpar.ir.state import LOSS
 from irpar.output.checkpoint import Checkpoint, CheckpointError, checkpoints, instead_of
@@ -318,7 +318,7 @@ def _evaluation(
     trainer: Trainer,
     inputs: Mapping[str, Mapping[str, Any]],
     options: LoopOptions,
-    limits: Mapping[str, tuple[int, int, int | None]],
+    limits: Limits,
 ) -> tuple[list[Batch | dict[str, Any]], tuple[str, ...]]:
     """The batches to evaluate on, in order, and what there is to say of samples that make no batch.
 

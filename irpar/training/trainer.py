@@ -11,8 +11,8 @@ import numpy as np
 from irpar.arguments import require
 from irpar.errors import IrparError
 from irpar.files.atomic import new_folder
-from irpar.inputs.dataset import Batch
-from irpar.inputs.targets import Limits, check_targets, limits_of
+from irpar.inputs.dataset import Batch, Limits
+from irpar.inputs.targets import check_targets, limits_of
 from irpar.ir import Value, tensor_type
 from irpar.ir.state import LOSS, MODEL_KINDS
 from irpar.output.checkpoint import Checkpoint, CheckpointError, Entry, folder_of, remove_older, unwritable
